@@ -1,0 +1,1 @@
+"""Actors and their meshes: endpoints, supervision and hosts."""

@@ -1,0 +1,1 @@
+"""The client SDK: deploy, watch and call, with or without the supervisor."""

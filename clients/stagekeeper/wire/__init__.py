@@ -1,0 +1,1 @@
+"""What both ends of a call share: the payload codec, failures and error details."""
