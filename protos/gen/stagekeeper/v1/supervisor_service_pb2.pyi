@@ -105,6 +105,7 @@ class RegisterWorkerRequest(_message.Message):
     REPLICA_STATES_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Must equal the supervisor's."""
     worker_id: _builtins.str
@@ -127,6 +128,8 @@ class RegisterWorkerRequest(_message.Message):
     """Why they do not; empty when they do."""
     inventory_unknown: _builtins.bool
     """The device list could not be read. Not the same as "no devices"."""
+    digest: _builtins.bytes
+    """The digest of this slice that heartbeats will carry. Opaque to the supervisor, which compares it."""
     @_builtins.property
     def highest_epoch(self) -> _types_pb2.Epoch:
         """The highest reign that this worker has obeyed."""
@@ -165,10 +168,11 @@ class RegisterWorkerRequest(_message.Message):
         replica_states: _abc.Iterable[_types_pb2.ShardRecord] | None = ...,
         operations: _abc.Iterable[_types_pb2.OperationRecord] | None = ...,
         failures: _abc.Iterable[_types_pb2.Failure] | None = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["highest_epoch", b"highest_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "cluster", b"cluster", "devices", b"devices", "failures", b"failures", "highest_epoch", b"highest_epoch", "host_id", b"host_id", "hostname", b"hostname", "incarnation", b"incarnation", "inventory_unknown", b"inventory_unknown", "operations", b"operations", "outlive_reason", b"outlive_reason", "replica_states", b"replica_states", "revision", b"revision", "stages_outlive_agent", b"stages_outlive_agent", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "cluster", b"cluster", "devices", b"devices", "digest", b"digest", "failures", b"failures", "highest_epoch", b"highest_epoch", "host_id", b"host_id", "hostname", b"hostname", "incarnation", b"incarnation", "inventory_unknown", b"inventory_unknown", "operations", b"operations", "outlive_reason", b"outlive_reason", "replica_states", b"replica_states", "revision", b"revision", "stages_outlive_agent", b"stages_outlive_agent", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,7 +75,7 @@ class SupervisorServiceServicer:
         newer; the one that holds the host's lock registers again with that + 1, any other ends its
         authority and stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id
         under a living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-        malformed. ABORTED STALE_EPOCH: the worker has seen a higher reign; this supervisor steps down.
+        malformed. A worker that has seen a higher reign raises this supervisor's own above it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

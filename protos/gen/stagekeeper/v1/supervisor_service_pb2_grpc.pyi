@@ -50,7 +50,7 @@ class SupervisorServiceStub:
     newer; the one that holds the host's lock registers again with that + 1, any other ends its
     authority and stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id
     under a living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-    malformed. ABORTED STALE_EPOCH: the worker has seen a higher reign; this supervisor steps down.
+    malformed. A worker that has seen a higher reign raises this supervisor's own above it.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_supervisor_service_pb2.HeartbeatRequest, _supervisor_service_pb2.HeartbeatResponse]
     """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
@@ -89,7 +89,7 @@ class SupervisorServiceAsyncStub(SupervisorServiceStub):
     newer; the one that holds the host's lock registers again with that + 1, any other ends its
     authority and stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id
     under a living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-    malformed. ABORTED STALE_EPOCH: the worker has seen a higher reign; this supervisor steps down.
+    malformed. A worker that has seen a higher reign raises this supervisor's own above it.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_supervisor_service_pb2.HeartbeatRequest, _supervisor_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
@@ -131,7 +131,7 @@ class SupervisorServiceServicer(metaclass=_abc_1.ABCMeta):
         newer; the one that holds the host's lock registers again with that + 1, any other ends its
         authority and stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id
         under a living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-        malformed. ABORTED STALE_EPOCH: the worker has seen a higher reign; this supervisor steps down.
+        malformed. A worker that has seen a higher reign raises this supervisor's own above it.
         """
 
     @_abc_1.abstractmethod

@@ -126,13 +126,15 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_STARTING: _ReplicaState.ValueType  # 2
     """An operation is starting it."""
     REPLICA_STATE_PARTIAL: _ReplicaState.ValueType  # 3
-    """Some, not all, of its shards are READY. Never routed to."""
+    """Some of its shards are missing or not READY, and none has failed. Never routed to."""
     REPLICA_STATE_READY: _ReplicaState.ValueType  # 4
     """Every shard of every stage is READY and committed. The only state that is routed."""
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 5
     """It is being taken out of service in order."""
     REPLICA_STATE_FAILED: _ReplicaState.ValueType  # 6
-    """None of its shards can serve, or its start failed; `reason` says why."""
+    """A shard of it failed and nothing brings it back by itself, or its start failed; `reason` says
+    which, why, and how many shards are still READY.
+    """
 
 class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
     """How much of a replica can serve."""
@@ -144,13 +146,15 @@ REPLICA_STATE_PENDING: ReplicaState.ValueType  # 1
 REPLICA_STATE_STARTING: ReplicaState.ValueType  # 2
 """An operation is starting it."""
 REPLICA_STATE_PARTIAL: ReplicaState.ValueType  # 3
-"""Some, not all, of its shards are READY. Never routed to."""
+"""Some of its shards are missing or not READY, and none has failed. Never routed to."""
 REPLICA_STATE_READY: ReplicaState.ValueType  # 4
 """Every shard of every stage is READY and committed. The only state that is routed."""
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 5
 """It is being taken out of service in order."""
 REPLICA_STATE_FAILED: ReplicaState.ValueType  # 6
-"""None of its shards can serve, or its start failed; `reason` says why."""
+"""A shard of it failed and nothing brings it back by itself, or its start failed; `reason` says
+which, why, and how many shards are still READY.
+"""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 class _DeploymentState:
@@ -1175,7 +1179,9 @@ class Payload(_message.Message):
 
     `application/json` travels in `text`: an object holds keyword arguments, anything else is one
     positional argument. `application/msgpack` travels in `data`, with extension type 1 for tensors:
-    a MessagePack array of [dtype name, shape, raw little-endian bytes].
+    a MessagePack array of [dtype name, shape, raw little-endian bytes]. A map holds keyword arguments,
+    anything else is one positional argument; extension type 2, an array of [positional, keyword],
+    says any other mix.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

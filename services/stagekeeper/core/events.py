@@ -1,0 +1,115 @@
+"""What can happen to the registry. Each event is a fact; deciding what follows is the registry's.
+
+Outcomes of commands come back as events too, by the same door as a message from the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagekeeper.core.ids import (
+    DeploymentName,
+    OperationId,
+    SlotKey,
+    WorkerId,
+)
+from stagekeeper.core.model import DeploymentSpec, Failure, OperationRecord, WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistered:
+    """A worker put its whole slice. `digest` is the agent's own, compared with its heartbeats'."""
+
+    report: WorkerReport
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    worker_id: WorkerId
+    incarnation: int
+    revision: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReported:
+    worker_id: WorkerId
+    incarnation: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProbed:
+    """The supervisor dialled an agent back; `detail` says what it met when it did not answer."""
+
+    worker_id: WorkerId
+    incarnation: int
+    is_reachable: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRequested:
+    """A user wants a deployment. `wall_time` (seconds since 1970) is for display only."""
+
+    spec: DeploymentSpec
+    wall_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentDeleted:
+    name: DeploymentName
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded:
+    """An operation's executor is done: the agent's last word, or why there is none.
+
+    `record` is None when the agent was lost or refused before it had a record; `error` then says
+    what was met, in words for the user, and `reason` names the refusal (a `Reason`) if it was one.
+    """
+
+    operation_id: OperationId
+    record: OperationRecord | None
+    error: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStopped:
+    """A StopSlot command is done; `error` is empty when the slot is gone."""
+
+    worker_id: WorkerId
+    slot: SlotKey
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCancelled:
+    """A CancelOperation command is done; `error` is empty when nothing of it is left."""
+
+    worker_id: WorkerId
+    operation_id: OperationId
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time went by. `stalled_s` is how late the tick came: the supervisor's own stall, forgiven."""
+
+    stalled_s: float = 0.0
+
+
+Event = (
+    WorkerRegistered
+    | HeartbeatReceived
+    | FailureReported
+    | AgentProbed
+    | DeploymentRequested
+    | DeploymentDeleted
+    | OperationEnded
+    | SlotStopped
+    | OperationCancelled
+    | Ticked
+)
