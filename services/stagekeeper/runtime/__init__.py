@@ -1,1 +1,1 @@
-"""What every service stands on: clock, tasks, servers, retries, processes. It decides nothing."""
+"""What every program of Stagekeeper needs and none of them decides: clock, tasks, servers, processes."""

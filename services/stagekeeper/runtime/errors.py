@@ -1,0 +1,103 @@
+"""From a refusal of the core to a status on the wire: the one table, and the one place that aborts.
+
+A servicer's method is wrapped in `answers_refusals`; it then may simply raise `Refused`. Anything
+else that escapes is a bug of ours: logged with its traceback, answered INTERNAL without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+import grpc
+import structlog
+
+from stagekeeper.core.errors import NextMove, Reason, Refused
+from stagekeeper.wire.error_details import pack
+
+_log = structlog.get_logger(__name__)
+
+CODES: Mapping[NextMove, grpc.StatusCode] = {
+    NextMove.MEND_THE_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    NextMove.LOOK_AT_THE_REASON: grpc.StatusCode.NOT_FOUND,
+    NextMove.CHOOSE_ANOTHER_NAME: grpc.StatusCode.ALREADY_EXISTS,
+    NextMove.GIVE_WAY: grpc.StatusCode.ABORTED,
+    NextMove.WAIT_FOR_THE_STATE: grpc.StatusCode.FAILED_PRECONDITION,
+    NextMove.FREE_SOMETHING: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NextMove.LIST_THEN_WATCH: grpc.StatusCode.OUT_OF_RANGE,
+    NextMove.RETRY_WITH_BACKOFF: grpc.StatusCode.UNAVAILABLE,
+    NextMove.LOOK_AT_YOUR_CODE: grpc.StatusCode.UNKNOWN,
+    NextMove.REPORT_A_BUG: grpc.StatusCode.INTERNAL,
+    NextMove.USE_A_LATER_RELEASE: grpc.StatusCode.UNIMPLEMENTED,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def code_of(refused: Refused) -> grpc.StatusCode:
+    """Return the status code that the protocol gives to a refusal."""
+    return CODES[refused.next_move]
+
+
+async def abort_refused(context: Context, refused: Refused) -> NoReturn:
+    """End the call with the refusal's code, message and details."""
+    code = code_of(refused)
+    await context.abort(
+        code,
+        refused.message,
+        trailing_metadata=pack(
+            code.value[0],
+            refused.message,
+            reason=refused.reason.value,
+            metadata=refused.metadata,
+            violations=[(problem.path, problem.problem) for problem in refused.problems],
+            retry_after_s=refused.retry_after_s,
+        ),
+    )
+    raise AssertionError("abort returned")
+
+
+async def _abort_bug(context: Context, method: str, error: Exception) -> NoReturn:
+    _log.error("a call met a bug", method=method, exc_info=error)
+    await abort_refused(
+        context,
+        Refused(
+            Reason.INTERNAL_BUG,
+            f"{method} met a bug ({type(error).__name__}); the server's log has the traceback",
+        ),
+    )
+
+
+def answers_refusals(method: Method) -> Method:
+    """Let a servicer's coroutine or async generator raise `Refused`, and turn it into a status."""
+    if inspect.isasyncgenfunction(method):
+
+        @functools.wraps(method)
+        async def stream(self: object, request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                async for message in method(self, request, context):
+                    yield message
+            except Refused as refused:
+                await abort_refused(context, refused)
+            except (grpc.aio.AbortError, grpc.RpcError):
+                raise
+            except Exception as error:
+                await _abort_bug(context, method.__name__, error)
+
+        return cast(Method, stream)
+
+    @functools.wraps(method)
+    async def unary(self: object, request: Any, context: Context) -> Any:
+        try:
+            return await cast(Awaitable[Any], method(self, request, context))
+        except Refused as refused:
+            await abort_refused(context, refused)
+        except (grpc.aio.AbortError, grpc.RpcError):
+            raise
+        except Exception as error:
+            await _abort_bug(context, method.__name__, error)
+
+    return cast(Method, unary)

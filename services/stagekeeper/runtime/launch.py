@@ -1,0 +1,73 @@
+"""What an agent hands to a stage process that it starts, as one file in the process's directory.
+
+The agent writes it before it spawns; the stage process reads it and nothing else. A later agent reads
+it again when it adopts the process, so it holds all that belongs to one instance and never changes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+INSTANCE_ENV = "STAGEKEEPER_INSTANCE_ID"
+"""Set in a stage process and inherited by all that it starts: how its processes are told apart."""
+
+START_LINE = b"go\n"
+"""What the agent writes into the start pipe once the process is on record; its end means exit."""
+
+LAUNCH_FILE = "launch.json"
+LOG_FILE = "stage.log"
+
+
+class LaunchDevice(msgspec.Struct, frozen=True):
+    """A card of the stage: the real device behind one number of the replica's, and its budget."""
+
+    device_id: str
+    kind: str
+    budget_bytes: int
+    total_bytes: int
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of one stage process."""
+
+    instance_id: str
+    deployment: str
+    replica_index: int
+    stage_id: int
+    stage_name: str
+    stage_count: int
+    shard_index: int = 0
+    shard_count: int = 1
+    entrypoint: str
+    args_json: str = "{}"
+    pythonpath: list[str] = []
+    devices: list[LaunchDevice] = []
+    max_in_flight: int = 64
+    stop_budget_s: float = 10.0
+    busy_after_s: float = 5.0
+    host: str = "127.0.0.1"
+    control_socket: str
+    run_dir: str
+    cache_dir: str
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the stage may use on each of its cards: the least of its budgets; 0 without cards."""
+        return min((device.budget_bytes for device in self.devices), default=0)
+
+
+def write_launch(launch: Launch, path: Path) -> None:
+    """Write `launch` to `path`; the caller makes it durable."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(launch)))
+
+
+def read_launch(path: Path) -> Launch:
+    """Read a launch file.
+
+    Raises:
+        OSError: it cannot be read.
+        msgspec.DecodeError: it is not a launch file.
+    """
+    return msgspec.json.decode(path.read_bytes(), type=Launch)
