@@ -1,4 +1,4 @@
-"""How both ends of a connection are set: the options of channels and of servers, as one matched pair.
+"""How both ends of a connection are set: options of channels and servers, as one matched pair.
 
 The client's keepalive must be slower than what the server permits, or the server answers it with
 GOAWAY ("too many pings"); a test holds the pair together. Sources: gRPC core's `grpc_types.h` and

@@ -1,1 +1,1 @@
-"""What every program of Stagekeeper needs and none of them decides: clock, tasks, servers, processes."""
+"""What every program needs and none of them decides: clock, tasks, servers, processes."""

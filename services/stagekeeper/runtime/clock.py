@@ -1,7 +1,7 @@
 """Time, handed in.
 
-Decisions use `monotonic`; `wall` is for display alone. A simulator passes its own clock, so code that
-takes a `Clock` never calls `time` or `asyncio.sleep` itself.
+Decisions use `monotonic`; `wall` is for display alone. A simulator passes its own clock, so code
+that takes a `Clock` never calls `time` or `asyncio.sleep` itself.
 """
 
 from __future__ import annotations

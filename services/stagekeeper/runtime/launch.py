@@ -1,7 +1,8 @@
 """What an agent hands to a stage process that it starts, as one file in the process's directory.
 
-The agent writes it before it spawns; the stage process reads it and nothing else. A later agent reads
-it again when it adopts the process, so it holds all that belongs to one instance and never changes.
+The agent writes it before it spawns; the stage process reads it and nothing else. A later agent
+reads it again when it adopts the process: it holds all that belongs to one instance, and never
+changes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def budget_bytes(self) -> int:
-        """What the stage may use on each of its cards: the least of its budgets; 0 without cards."""
+        """What the stage may use on each of its cards, the least of them; 0 without cards."""
         return min((device.budget_bytes for device in self.devices), default=0)
 
 
