@@ -40,7 +40,7 @@ lint: setup ## Style, the contract (lint, format, breaking changes), and the dir
 	@test -f protos/baseline.binpb || { echo "lint: protos/baseline.binpb is missing, so breaking changes" \
 	  "cannot be seen; restore it from the repository's history" >&2; exit 1; }
 	$(VENV)/bin/buf breaking --against protos/baseline.binpb
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-logo
 
 type: setup ## mypy --strict
 	$(PYTHON) -m mypy $(SOURCES)

