@@ -1,0 +1,99 @@
+"""A worker's whole slice, as it is registered.
+
+An entry that cannot be converted is left out alone and told to the agent; the rest is kept. The
+places of the entries in the message are kept beside the report, since refusals name them.
+"""
+
+from __future__ import annotations
+
+from stagekeeper.core.errors import Refused
+from stagekeeper.core.ids import NO_EPOCH, HostId, WorkerId
+from stagekeeper.core.model import RefusedEntry, ShardRecord, WorkerReport
+from stagekeeper.runtime.convert.failures import (
+    failure_from_proto,
+    failure_to_proto,
+    operation_from_proto,
+    operation_to_proto,
+)
+from stagekeeper.runtime.convert.identities import epoch_from_proto, epoch_to_proto
+from stagekeeper.runtime.convert.shards import (
+    device_from_proto,
+    device_to_proto,
+    shard_from_proto,
+    shard_to_proto,
+)
+from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
+
+
+def report_to_proto(
+    report: WorkerReport, *, cluster: str, digest: bytes
+) -> supervisor_pb2.RegisterWorkerRequest:
+    """Build the registration that puts `report`; `digest` is what heartbeats will carry."""
+    return supervisor_pb2.RegisterWorkerRequest(
+        cluster=cluster,
+        worker_id=report.worker_id,
+        host_id=report.host_id,
+        hostname=report.hostname,
+        incarnation=report.incarnation,
+        revision=report.revision,
+        agent_address=report.agent_address,
+        stages_outlive_agent=report.stages_outlive_agent,
+        outlive_reason=report.outlive_reason,
+        highest_epoch=epoch_to_proto(report.highest_epoch),
+        devices=[device_to_proto(device) for device in report.devices],
+        inventory_unknown=report.inventory_unknown,
+        replica_states=[shard_to_proto(shard) for shard in report.shards],
+        operations=[operation_to_proto(operation) for operation in report.operations],
+        failures=[failure_to_proto(failure) for failure in report.failures],
+        digest=digest,
+    )
+
+
+def report_from_proto(
+    message: supervisor_pb2.RegisterWorkerRequest,
+) -> tuple[WorkerReport, list[RefusedEntry], list[int]]:
+    """Convert a registration, leaving out what cannot be converted.
+
+    Returns:
+        The report; the entries of `replica_states` that were left out, with their places in the
+        message; and for each shard of the report its place in the message. An operation that
+        cannot be converted is left out without a word: there is no field to answer it in, and the
+        agent rolls back by itself what no reign joins.
+    """
+    shards: list[ShardRecord] = []
+    places: list[int] = []
+    refused: list[RefusedEntry] = []
+    for place, shard in enumerate(message.replica_states):
+        try:
+            shards.append(shard_from_proto(shard))
+        except Refused as refusal:
+            refused.append(RefusedEntry(place, refusal.reason.value, refusal.message))
+        else:
+            places.append(place)
+    operations = []
+    for operation in message.operations:
+        try:
+            operations.append(operation_from_proto(operation))
+        except Refused:
+            continue
+    report = WorkerReport(
+        worker_id=WorkerId(message.worker_id),
+        host_id=HostId(message.host_id),
+        incarnation=message.incarnation,
+        revision=message.revision,
+        agent_address=message.agent_address,
+        hostname=message.hostname,
+        stages_outlive_agent=message.stages_outlive_agent,
+        outlive_reason=message.outlive_reason,
+        highest_epoch=(
+            epoch_from_proto(message.highest_epoch)
+            if message.HasField("highest_epoch")
+            else NO_EPOCH
+        ),
+        devices=tuple([device_from_proto(device) for device in message.devices]),
+        inventory_unknown=message.inventory_unknown,
+        shards=tuple(shards),
+        operations=tuple(operations),
+        failures=tuple([failure_from_proto(failure) for failure in message.failures]),
+    )
+    return report, refused, places
