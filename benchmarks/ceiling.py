@@ -1,0 +1,99 @@
+"""The bare ceiling: the same grpcio in the same kind of process, doing nothing.
+
+Run as a program it serves one unary rpc that returns its request's bytes unread, and prints its
+port. The load generator is the same for it and for what it is compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+
+from stagekeeper.wire.transport import CLIENT_OPTIONS, SERVER_OPTIONS
+
+METHOD = "/benchmark.Ceiling/NoOp"
+
+
+async def _no_op(request: bytes, _: object) -> bytes:
+    return request
+
+
+async def _serve() -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    # Without serializers: bytes in, bytes out.
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_no_op)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("benchmark.Ceiling", {"NoOp": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    # The parent holds the pipe; its end is the order to end.
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(0)
+
+
+@asynccontextmanager
+async def no_op_server() -> AsyncIterator[str]:
+    """Run the no-op server as a process of its own; yields its address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.ceiling", stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        yield f"127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        await asyncio.wait_for(process.wait(), 10.0)
+
+
+def channel_to(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+Call = Callable[[], Awaitable[object]]
+
+
+def caller(channel: grpc.aio.Channel, method: str, body: bytes) -> Call:
+    """Return a call of `method` that sends `body` as it is and reads nothing of the answer.
+
+    What is compared with the ceiling is sent this way too, so that only the servers differ.
+    """
+    send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+    return lambda: send(body, timeout=30.0, wait_for_ready=True)
+
+
+async def rate(calls: list[Call], *, in_flight: int, for_s: float) -> float:
+    """Return calls per second with `in_flight` callers, each taking its turn of `calls`."""
+    end = time.perf_counter() + for_s
+    done = 0
+
+    async def caller(call: Call) -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            await call()
+            done += 1
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller(calls[index % len(calls)]) for index in range(in_flight)))
+    return done / (time.perf_counter() - began)
+
+
+async def round_trips(call: Call, count: int) -> list[float]:
+    """Return the seconds that each of `count` calls took, one at a time."""
+    samples = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await call()
+        samples.append(time.perf_counter() - began)
+    return samples
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())
