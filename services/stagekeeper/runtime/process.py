@@ -1,0 +1,309 @@
+"""Processes of this host: who one is, when it ends, and how to signal it and no other.
+
+A pid alone names nobody for long, so a process is a pid with the ticks at which it started, and is
+held by a pidfd. Decided here: how a process is told apart, found and signalled. Not decided here:
+which one deserves what. Works the same for children and for processes of others; only the exit of a
+child can be known.
+
+Invariant: a signal goes through a pidfd whose process had the expected start ticks *after* the
+pidfd was opened; a number that was reused meanwhile is never hit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+_PROC: Final = Path("/proc")
+_DEAD_STATES: Final = frozenset("ZXx")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process for ever: its pid, and its start in clock ticks since the host booted."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a child ended: an exit code, or the signal that ended it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """What `/proc/PID/stat` says; `is_dead` for one that only waits to be reaped."""
+
+    identity: ProcessIdentity
+    is_dead: bool
+    session: int
+    resident_pages: int
+
+
+def boot_id() -> str:
+    """Return what tells this boot of the host from every other: ticks count from its start."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return None when no such process exists."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The name, in parentheses, may hold spaces and parentheses itself.
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 22:
+        return None
+    return ProcessStat(
+        identity=ProcessIdentity(pid, int(fields[19])),
+        is_dead=fields[0].decode() in _DEAD_STATES,
+        session=int(fields[3]),
+        resident_pages=int(fields[21]),
+    )
+
+
+def identity_of(pid: int) -> ProcessIdentity | None:
+    """Return who holds a pid now; None when nobody living does."""
+    stat = read_stat(pid)
+    return None if stat is None or stat.is_dead else stat.identity
+
+
+def is_alive(process: ProcessIdentity) -> bool:
+    """Return whether this very process lives; one that was not reaped yet does not."""
+    return identity_of(process.pid) == process
+
+
+def environment_holds(pid: int, name: str, value: str) -> bool | None:
+    """Return whether the process was started with this variable; None when that is not readable."""
+    try:
+        block = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    return f"{name}={value}".encode() in block.split(b"\0")
+
+
+def find_members(name: str, value: str, *, session: int | None = None) -> list[ProcessIdentity]:
+    """Find the living processes that carry a variable in their environment, or are in a session.
+
+    Args:
+        session: 0 and None look at the environment alone. Pass a session only while its number is
+            surely still its own: while its leader lives, is not reaped yet, or was seen to end
+            just now.
+    """
+    found = []
+    own_pid = os.getpid()
+    for entry in os.scandir(_PROC):
+        if not entry.name.isdigit() or int(entry.name) == own_pid:
+            continue
+        stat = read_stat(int(entry.name))
+        if stat is None or stat.is_dead:
+            continue
+        in_session = bool(session) and stat.session == session
+        if in_session or environment_holds(stat.identity.pid, name, value):
+            found.append(stat.identity)
+    return found
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process and its descendants; None when it is gone."""
+    stat = read_stat(pid)
+    if stat is None or stat.is_dead:
+        return None
+    pages = stat.resident_pages
+    pending = [pid]
+    seen = {pid}
+    while pending:
+        for child in _children(pending.pop()):
+            if child in seen:
+                continue
+            seen.add(child)
+            pending.append(child)
+            child_stat = read_stat(child)
+            pages += child_stat.resident_pages if child_stat is not None else 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of every thread of a process, as far as the kernel tells."""
+    children: list[int] = []
+    try:
+        for task in os.scandir(_PROC / str(pid) / "task"):
+            children += map(int, Path(task.path, "children").read_bytes().split())
+    except OSError:
+        pass
+    return children
+
+
+class ProcessHandle:
+    """A hold on one process: signals reach it alone, and its end is told by the kernel.
+
+    Made by `open` and `spawn`. It never ends the process by itself; `close` lets go of it.
+    """
+
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        pidfd: int,
+        child: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.identity = identity
+        self._pidfd = pidfd
+        # Kept, since the module reaps a child whose Popen was forgotten, and its status with it.
+        self._child = child
+        self._exited = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._status: ExitStatus | None = None
+        self._is_reaped = False
+
+    @classmethod
+    def open(cls, identity: ProcessIdentity) -> Self | None:
+        """Take hold of a living process; None when it is gone, or its pid is another's by now."""
+        try:
+            pidfd = os.pidfd_open(identity.pid)
+        except (ProcessLookupError, PermissionError):
+            return None
+        # Only now: whatever the pid means from here on, the pidfd means what the ticks say.
+        if not is_alive(identity):
+            os.close(pidfd)
+            return None
+        return cls(identity, pidfd)
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this process started it, so that its exit can be known."""
+        return self._child is not None
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether its end was seen by `wait`."""
+        return self._exited.is_set()
+
+    def send(self, number: signal.Signals) -> bool:
+        """Signal the process; False when it is gone."""
+        if self._pidfd < 0:
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def wait(self) -> None:
+        """Return when the process has ended (a child may still have to be reaped).
+
+        Any number of callers may wait; each may be cancelled.
+        """
+        if self._loop is None and not self._exited.is_set():
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._pidfd, self._ended)
+        await self._exited.wait()
+
+    def reap(self) -> ExitStatus | None:
+        """Take the exit status of a child that ended; None for other people's children.
+
+        Until this is called the pid of a child that ended, and its session, cannot become
+        another's. A second call answers the same.
+        """
+        if self._child is not None and not self._is_reaped:
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if result is None:
+                return None
+            self._is_reaped = True
+            if result.si_code == os.CLD_EXITED:
+                self._status = ExitStatus(code=result.si_status)
+                self._child.returncode = result.si_status
+            else:
+                self._status = ExitStatus(signal=result.si_status)
+                self._child.returncode = -result.si_status
+        return self._status
+
+    def close(self) -> None:
+        """Let go of the process, which goes on. A second call changes nothing."""
+        if self._pidfd < 0:
+            return
+        if self._loop is not None and not self._exited.is_set():
+            self._loop.remove_reader(self._pidfd)
+        if self._child is not None and not self._is_reaped:
+            self._child.returncode = (
+                0  # it is not ours to wait for any longer, and not an oversight
+            )
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _ended(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._pidfd)
+        self._exited.set()
+
+
+class WaitingProcess:
+    """A child that was spawned and waits on its start pipe. Dropping it lets the child exit."""
+
+    def __init__(self, handle: ProcessHandle, start_pipe: int) -> None:
+        self.handle = handle
+        self._start_pipe = start_pipe
+
+    def release(self, line: bytes) -> None:
+        """Write the line that it waits for and close the pipe; harmless when it is gone already."""
+        try:
+            os.write(self._start_pipe, line)
+        except BrokenPipeError:
+            pass
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the pipe: without its line the child exits by itself."""
+        if self._start_pipe >= 0:
+            os.close(self._start_pipe)
+            self._start_pipe = -1
+
+
+def spawn(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path
+) -> WaitingProcess:
+    """Start a child in its own session, its stdin a start pipe, its output appended to a file.
+
+    A file, since a pipe whose reader dies kills the writer. The child inherits nothing else, and no
+    signal follows the death of the thread that spawned it.
+
+    Raises:
+        OSError: it could not be started; nothing was.
+    """
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        with log_path.open("ab") as log:
+            child = subprocess.Popen(
+                list(argv),
+                stdin=read_end,
+                stdout=log,
+                stderr=log,
+                env=dict(env),
+                cwd=cwd,
+                close_fds=True,
+                start_new_session=True,
+            )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+    # It is our child and was not reaped, so the pid is its own; it may have ended already.
+    stat = read_stat(child.pid)
+    assert stat is not None
+    handle = ProcessHandle(stat.identity, os.pidfd_open(child.pid), child)
+    return WaitingProcess(handle, write_end)
