@@ -142,9 +142,8 @@ class Scene:
         )
         self.delayed = given.get("delayed", [])
         self.cleanup_raises = set(given.get("cleanup_raises", ()))
-        self.group_of = {
-            stage: number for number, group in enumerate(init_groups(self.pairs)) for stage in group
-        }
+        groups: list[list[int]] = init_groups(self.pairs)
+        self.group_of = {stage: number for number, group in enumerate(groups) for stage in group}
         self.lock = threading.Lock()
         self.called: list[int] = []
         self.cleaned: list[int] = []
