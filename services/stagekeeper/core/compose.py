@@ -1,0 +1,99 @@
+"""A deployment out of its replicas: one state and one sentence for people.
+
+Decided here: the state of a deployment. Not decided here: the states of replicas (`derive`).
+
+Invariant: composing is a read. It happens when somebody looks, never when a worker reports, so a
+report costs nothing for the replicas that it does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagekeeper.core.commands import Desired
+from stagekeeper.core.derive import WAITING
+from stagekeeper.core.ids import DeploymentName
+from stagekeeper.core.model import DeploymentView, ReplicaView
+from stagekeeper.core.states import DeploymentState, ReplicaState
+
+REPLICAS_EXPLAINED = 3
+
+
+def compose_deployment(
+    name: DeploymentName,
+    desired: Desired | None,
+    replicas: Sequence[ReplicaView],
+    *,
+    is_condemned: bool,
+    is_recovering: bool,
+    durable: bool,
+) -> DeploymentView:
+    """Compose one deployment.
+
+    Args:
+        name: its name.
+        desired: what is wanted; None when only workers know of it.
+        replicas: ascending by index; wanted ones that nobody reports included.
+        is_condemned: it was deleted, and workers still report shards of it.
+        is_recovering: workers that were there before are still waited for.
+        durable: what is wanted survives this process.
+    """
+    state, reason = _state(desired, replicas, is_condemned, is_recovering)
+    return DeploymentView(
+        name=name,
+        state=state,
+        reason=reason,
+        spec=desired.spec if desired is not None else None,
+        spec_revision=_spec_revision(desired, replicas),
+        replicas=tuple(replicas),
+        durable=durable and (desired is not None or is_condemned),
+        create_time=desired.create_time if desired is not None else None,
+    )
+
+
+def _spec_revision(desired: Desired | None, replicas: Sequence[ReplicaView]) -> int:
+    if desired is not None:
+        return desired.spec_revision
+    reported = (shard.record.spec_revision for replica in replicas for shard in replica.shards)
+    return max(reported, default=0)
+
+
+def _state(
+    desired: Desired | None,
+    replicas: Sequence[ReplicaView],
+    is_condemned: bool,
+    is_recovering: bool,
+) -> tuple[DeploymentState, str]:
+    if is_condemned or (desired is not None and desired.is_deleting):
+        left = sum(len(replica.shards) for replica in replicas)
+        waiting = f"; {WAITING}" if is_recovering else ""
+        return DeploymentState.DELETING, f"{left} shards of it are still to be stopped{waiting}"
+    wanted = _wanted(desired, replicas)
+    ready = [it for it in wanted if it.state is ReplicaState.READY]
+    if len(ready) == len(wanted):
+        return DeploymentState.READY, ""
+    starting = [it for it in wanted if it.state is ReplicaState.STARTING]
+    reason = f"{len(ready)} of {len(wanted)} replicas READY: {_explanation(wanted)}"
+    if starting and (not ready or (desired is not None and desired.is_creating)):
+        return DeploymentState.CREATING, reason
+    # While workers are waited for, what is missing is late, and nothing has failed yet.
+    is_late = is_recovering and any(it.state is not ReplicaState.FAILED for it in wanted)
+    if ready or is_late:
+        return DeploymentState.DEGRADED, reason
+    return DeploymentState.FAILED, reason
+
+
+def _wanted(desired: Desired | None, replicas: Sequence[ReplicaView]) -> list[ReplicaView]:
+    """Return the replicas that count: those wanted, or all where nobody is known to want any."""
+    if desired is None:
+        return list(replicas)
+    return [replica for replica in replicas if replica.key.index < desired.spec.replicas]
+
+
+def _explanation(wanted: Sequence[ReplicaView]) -> str:
+    unready = [it for it in wanted if it.state is not ReplicaState.READY]
+    unready.sort(key=lambda it: it.state is not ReplicaState.FAILED)
+    told = [f"replica {it.key.index} {it.state}: {it.reason}" for it in unready]
+    more = len(told) - REPLICAS_EXPLAINED
+    shown = " | ".join(told[:REPLICAS_EXPLAINED])
+    return f"{shown} | and {more} more" if more > 0 else shown

@@ -1,0 +1,231 @@
+"""Replicas as a pure function of the claims on them: what a replica is, and why.
+
+Decided here: which claims count, the state of a replica, and the sentence that explains it. Not
+decided here: the set that stands for a stage (`stage_sets`), a deployment's state (`compose`), and
+what is done about it (`reconcile`).
+
+Invariant: a replica is READY only when each of its stages has one complete set without
+contradictions whose shards are all READY and committed; nothing else is ever routed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stagekeeper.core.ids import Generation, ReplicaKey, StageId, WorkerId
+from stagekeeper.core.model import DeploymentSpec, ReplicaView, ShardRecord
+from stagekeeper.core.operations import FailureNote
+from stagekeeper.core.stage_sets import Claim, StageSet, routed_shards, shown_sets
+from stagekeeper.core.states import ReplicaState, ShardState, WorkerState
+
+PROBLEMS_SHOWN = 4
+
+WAITING = "waiting for workers to come back after the supervisor's restart"
+DEPLOY_AGAIN = "deploy again to start it"
+DEPLOY_ANEW = "deploy again: what is left of it is stopped, then it starts anew"
+STOPPING = "its shards are stopped, then it is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
+    """What is known of a replica beside the claims on it.
+
+    Attributes:
+        spec: as desired; None when only workers know of the deployment.
+        is_wanted: its index is below the replicas wanted.
+        is_deleting: its deployment is being deleted.
+        starting_on: the worker on which an operation of this reign starts it; None when none does.
+        note: why its last start failed; None when it did not.
+        is_recovering: workers that were there before are still waited for.
+        ceiling: generations up to it were deleted under this name; None when none were.
+    """
+
+    spec: DeploymentSpec | None = None
+    is_wanted: bool = False
+    is_deleting: bool = False
+    starting_on: WorkerId | None = None
+    note: FailureNote | None = None
+    is_recovering: bool = False
+    ceiling: Generation | None = None
+
+    @property
+    def must_be_shown(self) -> bool:
+        return self.is_wanted or self.starting_on is not None
+
+
+def derive_replica(
+    key: ReplicaKey, claims: Iterable[Claim], context: ReplicaContext
+) -> ReplicaView | None:
+    """Derive one replica; None when it is neither claimed, nor wanted, nor starting.
+
+    The answer does not depend on the order of `claims`.
+    """
+    live, is_leaving = _claims_in_play(claims, context)
+    if not live:
+        return None if is_leaving or not context.must_be_shown else _unreported(key, context)
+    shown = shown_sets(live, context.spec)
+    if context.spec is not None:
+        stage_count = len(context.spec.stages)
+    else:
+        stage_count = max(one.claims[0].record.stage_count for one in shown)
+    if len(shown) == stage_count and not is_leaving and all(one.is_routable for one in shown):
+        shards = routed_shards(shown)
+        return ReplicaView(key, ReplicaState.READY, len(shards), len(shards), shards=shards)
+    findings = _findings(shown, stage_count, context.spec)
+    state, reason, next_action = _verdict(findings, is_leaving, context)
+    return ReplicaView(
+        key=key,
+        state=state,
+        ready_shard_count=findings.ready_count,
+        shard_count=findings.shard_count,
+        reason=reason,
+        next_action=next_action,
+        shards=routed_shards(shown),
+    )
+
+
+def _claims_in_play(claims: Iterable[Claim], context: ReplicaContext) -> tuple[list[Claim], bool]:
+    """Leave out what does not count, and say whether the rest is only being taken away.
+
+    What was deleted does not come back because a late worker still has it. On a LOST worker it is
+    not even waited for: the tombstone stops it if that worker ever returns.
+    """
+    present = [claim for claim in claims if claim.record.state is not ShardState.STOPPED]
+    if context.is_deleting:
+        return _not_lost(present), True
+    ceiling = context.ceiling
+    if ceiling is None:
+        return present, False
+    kept = [claim for claim in present if claim.record.generation > ceiling]
+    if kept or context.must_be_shown:
+        return kept, False
+    return _not_lost(present), True
+
+
+def _not_lost(claims: Iterable[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.worker_state is not WorkerState.LOST]
+
+
+def _unreported(key: ReplicaKey, context: ReplicaContext) -> ReplicaView:
+    """Explain a replica that no worker reports."""
+    state, next_action = ReplicaState.PENDING, DEPLOY_AGAIN
+    if context.starting_on is not None:
+        state, next_action = ReplicaState.STARTING, ""
+        reason = f"it starts on worker {context.starting_on}"
+    elif context.note is not None:
+        state, reason = ReplicaState.FAILED, context.note.message
+    elif context.is_recovering:
+        reason, next_action = f"no worker reports it yet; {WAITING}", WAITING
+    else:
+        reason = "no worker reports it"
+    shard_count = context.spec.shard_count if context.spec is not None else 0
+    return ReplicaView(key, state, 0, shard_count, reason, next_action)
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What keeps a reported replica from being READY, in words, and how much of it is."""
+
+    ready_count: int = 0
+    shard_count: int = 0
+    conflicts: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unready: list[str] = field(default_factory=list)
+    is_starting: bool = False
+    committed: Generation | None = None
+
+    def add_set(self, one: StageSet) -> None:
+        self.shard_count += one.shard_count
+        if one.is_committed and (self.committed is None or one.generation > self.committed):
+            self.committed = one.generation
+        if one.conflict:
+            self.conflicts.append(f"{one.label} is in CONFLICT: {one.conflict}")
+            return
+        present = {claim.record.shard_index for claim in one.claims}
+        if len(present) < one.shard_count:
+            absent = [index for index in range(one.shard_count) if index not in present]
+            listed = ", ".join(str(index) for index in absent[:PROBLEMS_SHOWN])
+            listed += ", …" if len(absent) > PROBLEMS_SHOWN else ""
+            what = "shard" if len(absent) == 1 else f"{len(absent)} shards"
+            self.missing.append(f"{what} ({listed}) of {one.label} reported by no worker")
+        for claim in one.claims:
+            self._add_claim(one.label, claim)
+
+    def _add_claim(self, label: str, claim: Claim) -> None:
+        record = claim.record
+        where = f"{label} on worker {claim.worker_id}"
+        if record.state is ShardState.READY and record.committed:
+            self.ready_count += 1
+        elif record.state is ShardState.FAILED:
+            phase = f" in {record.phase}" if record.phase is not None else ""
+            self.failed.append(f"{where} FAILED{phase}{_because(record)}")
+        else:
+            phase = f" ({record.phase})" if record.phase is not None else ""
+            uncommitted = "" if record.committed else ", not committed"
+            self.unready.append(f"{where} is {record.state}{phase}{uncommitted}{_because(record)}")
+            if not record.committed and record.state in (ShardState.PENDING, ShardState.STARTING):
+                self.is_starting = True
+
+    def sentence(self) -> str:
+        problems = [*self.failed, *self.conflicts, *self.missing, *self.unready]
+        listed = "; ".join(problems[:PROBLEMS_SHOWN])
+        more = len(problems) - PROBLEMS_SHOWN
+        listed += f"; and {more} more" if more > 0 else ""
+        return f"{self.ready_count} of {self.shard_count} shards READY: {listed}"
+
+
+def _because(record: ShardRecord) -> str:
+    return f": {record.state_reason}" if record.state_reason else ""
+
+
+def _findings(
+    shown: Sequence[StageSet], stage_count: int, spec: DeploymentSpec | None
+) -> _Findings:
+    findings = _Findings()
+    by_stage = {one.stage_id: one for one in shown}
+    for number in range(max(stage_count, shown[-1].stage_id + 1)):
+        one = by_stage.get(StageId(number))
+        if one is not None:
+            findings.add_set(one)
+        elif number < stage_count:
+            known = spec is not None and number < len(spec.stages)
+            wanted = spec.stages[number] if known and spec is not None else None
+            findings.shard_count += wanted.shard_count if wanted is not None else 1
+            label = f"stage {number} ({wanted.name})" if wanted is not None else f"stage {number}"
+            findings.missing.append(f"{label} reported by no worker")
+    return findings
+
+
+def _verdict(
+    findings: _Findings, is_leaving: bool, context: ReplicaContext
+) -> tuple[ReplicaState, str, str]:
+    """Return the state of a reported replica that is not READY, its reason, its next action."""
+    sentence = findings.sentence()
+    if is_leaving:
+        return ReplicaState.DRAINING, "its deployment was deleted", STOPPING
+    if context.starting_on is not None:
+        reason = f"it starts on worker {context.starting_on}; {sentence}"
+        return ReplicaState.STARTING, reason, ""
+    note = context.note
+    if note is not None and (findings.committed is None or note.generation > findings.committed):
+        return ReplicaState.FAILED, f"{note.message} ({sentence})", DEPLOY_ANEW
+    if findings.failed:
+        return ReplicaState.FAILED, sentence, DEPLOY_ANEW
+    if findings.is_starting and not findings.conflicts:
+        return ReplicaState.STARTING, sentence, "its operation commits it or rolls it back"
+    return ReplicaState.PARTIAL, sentence, _next_for_partial(findings, context)
+
+
+def _next_for_partial(findings: _Findings, context: ReplicaContext) -> str:
+    if findings.conflicts:
+        return "nothing is repaired by guessing: delete the deployment, then deploy it"
+    if context.is_recovering:
+        return WAITING
+    if findings.missing:
+        return (
+            "it is routed again when workers report what is missing; to start it anew, delete the "
+            "deployment, then deploy it"
+        )
+    return "it is routed again as soon as all of its shards are READY and committed"

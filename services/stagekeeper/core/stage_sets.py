@@ -1,0 +1,158 @@
+"""Sets of shards: which one stands for a stage, and what contradicts itself (DESIGN §4).
+
+Decided here: the choice among the generations of one stage, and what a CONFLICT is. Not decided
+here: what a replica made of such sets is worth (`derive`).
+
+Invariant: shards are never taken from two generations of a stage; the choice does not depend on
+the order of the claims.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from stagekeeper.core.ids import Generation, StageId, WorkerId
+from stagekeeper.core.model import DeploymentSpec, RoutedShard, ShardRecord
+from stagekeeper.core.states import ShardState, WorkerState
+
+
+class Claim(NamedTuple):
+    """One shard by the word of one worker."""
+
+    worker_id: WorkerId
+    worker_state: WorkerState
+    record: ShardRecord
+
+
+@dataclass(slots=True)
+class StageSet:
+    """The shards of one stage with one generation. `claims` are in shard order, never empty.
+
+    `conflict` says what contradicts what; empty when nothing does.
+    """
+
+    stage_id: StageId
+    generation: Generation
+    claims: list[Claim]
+    conflict: str = ""
+
+    @property
+    def shard_count(self) -> int:
+        return max(claim.record.shard_count for claim in self.claims)
+
+    @property
+    def is_committed(self) -> bool:
+        return all(claim.record.committed for claim in self.claims)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(claim.record.state is ShardState.FAILED for claim in self.claims)
+
+    @property
+    def is_routable(self) -> bool:
+        """Complete, without contradiction, and every shard READY and committed."""
+        if self.conflict or len(self.claims) != self.claims[0].record.shard_count:
+            return False
+        for claim in self.claims:
+            if claim.record.state is not ShardState.READY or not claim.record.committed:
+                return False
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"stage {self.stage_id} ({self.claims[0].record.stage_name})"
+
+
+def shown_sets(claims: Sequence[Claim], spec: DeploymentSpec | None) -> list[StageSet]:
+    """Choose one set for each claimed stage, ascending by stage."""
+    stages: dict[StageId, dict[Generation, list[Claim]]] = {}
+    for claim in claims:
+        sets = stages.setdefault(claim.record.stage_id, {})
+        sets.setdefault(claim.record.generation, []).append(claim)
+    shown = []
+    for stage_id in sorted(stages):
+        sets = stages[stage_id]
+        shown.append(
+            _chosen(
+                [
+                    _stage_set(stage_id, generation, sets[generation], spec)
+                    for generation in sorted(sets, reverse=True)
+                ]
+            )
+        )
+    return shown
+
+
+def routed_shards(shown: Iterable[StageSet]) -> tuple[RoutedShard, ...]:
+    """List the shards of these sets in the order of (stage, shard), CONFLICT written in."""
+    return tuple(
+        RoutedShard(
+            replace(claim.record, state=ShardState.CONFLICT) if one.conflict else claim.record,
+            claim.worker_id,
+            claim.worker_state,
+        )
+        for one in shown
+        for claim in one.claims
+    )
+
+
+def _chosen(candidates: Sequence[StageSet]) -> StageSet:
+    """Choose among the sets of a stage, given newest first.
+
+    The newest that can be routed: a newer one that cannot withdraws nothing. Without any, the
+    newest, except that a start which failed does not hide what was committed before it.
+    """
+    for candidate in candidates:
+        if candidate.is_routable:
+            return candidate
+    for candidate in candidates:
+        if candidate.is_committed or not candidate.has_failed:
+            return candidate
+    return candidates[0]
+
+
+def _stage_set(
+    stage_id: StageId, generation: Generation, members: list[Claim], spec: DeploymentSpec | None
+) -> StageSet:
+    if len(members) > 1:
+        members.sort(key=lambda claim: (claim.record.shard_index, claim.worker_id))
+    conflict = _disagreement(members) or _quarrel_with_spec(stage_id, members, spec)
+    return StageSet(stage_id, generation, members, conflict)
+
+
+def _disagreement(members: Sequence[Claim]) -> str:
+    """Say what two claims on one set disagree about."""
+    for before, claim in itertools.pairwise(members):
+        ours, theirs = before.record, claim.record
+        who = f"workers {before.worker_id} and {claim.worker_id}"
+        if ours.shard_index == theirs.shard_index:
+            return f"{who} both claim shard {ours.shard_index}"
+        if ours.shard_count != theirs.shard_count:
+            return f"{who} say {ours.shard_count} and {theirs.shard_count} shards"
+        if ours.stage_count != theirs.stage_count:
+            return f"{who} say {ours.stage_count} and {theirs.stage_count} stages"
+        if ours.stage_name != theirs.stage_name:
+            return f"{who} call it {ours.stage_name!r} and {theirs.stage_name!r}"
+        if ours.operation_id != theirs.operation_id:
+            return f"{who} name the operations {ours.operation_id} and {theirs.operation_id}"
+    return ""
+
+
+def _quarrel_with_spec(
+    stage_id: StageId, members: Sequence[Claim], spec: DeploymentSpec | None
+) -> str:
+    """Say where a set is of another shape than the spec wants it."""
+    if spec is None:
+        return ""
+    record, who = members[0].record, f"worker {members[0].worker_id}"
+    if record.stage_count != len(spec.stages) or stage_id >= len(spec.stages):
+        return f"{who} says {record.stage_count} stages, the spec {len(spec.stages)}"
+    wanted = spec.stages[stage_id]
+    if record.stage_name != wanted.name:
+        return f"{who} calls it {record.stage_name!r}, the spec {wanted.name!r}"
+    if record.shard_count != wanted.shard_count:
+        return f"{who} says {record.shard_count} shards, the spec {wanted.shard_count}"
+    return ""
