@@ -13,7 +13,8 @@ POLL_S = 0.02
 async def wait_for(probe: Callable[[], Any], what: str, *, within_s: float = 30.0) -> Any:
     """Call `probe` until it returns something true, and return that.
 
-    A probe may be a coroutine function. An exception from the probe counts as "not yet"; the last one is told when time is up.
+    A probe may be a coroutine function. An exception counts as "not yet"; the last one is told
+    when time is up.
     """
     deadline = time.monotonic() + within_s
     last: Any
