@@ -119,6 +119,10 @@ class Server:
         host, _, _ = self._address.rpartition(":")
         return f"{host}:{port}"
 
+    async def say_not_serving(self) -> None:
+        """Answer NOT_SERVING to health checks from now on; calls are still served."""
+        await self._health.enter_graceful_shutdown()
+
     async def stop(self, grace_s: float = 1.0) -> None:
         """Say NOT_SERVING, end the open streams, let calls end within `grace_s`, close."""
         await self._health.enter_graceful_shutdown()

@@ -1,0 +1,223 @@
+"""`StageControlService`: the agent's view of its stage process, and its few wishes.
+
+Decided here: what is sent to the agent, and how often. A change of state is sent at once; progress
+at most five times a second; calls that begin and end at most once a second; and something at least
+every second while the stage is busy, so that silence means that nothing in it runs. Invariant: one
+agent watches at a time, the last that came; with none, the stage goes on as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.states import Phase, ShardState
+from stagekeeper.runtime.errors import answers_refusals
+from stagekeeper.stage.activity import Activity
+from stagekeeper.stage.siblings import PeerAddress
+from stagekeeper.stage.vitals import Vitals
+from stagekeeper.v1 import stage_control_service_pb2 as pb
+from stagekeeper.v1 import types_pb2
+from stagekeeper.v1.stage_control_service_pb2_grpc import StageControlServiceServicer
+
+SERVICE = pb.DESCRIPTOR.services_by_name["StageControlService"].full_name
+
+PROGRESS_INTERVAL_S = 0.2
+BUSY_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_STATES = {
+    ShardState.STARTING: types_pb2.SHARD_STATE_STARTING,
+    ShardState.READY: types_pb2.SHARD_STATE_READY,
+    ShardState.DRAINING: types_pb2.SHARD_STATE_DRAINING,
+    ShardState.FAILED: types_pb2.SHARD_STATE_FAILED,
+}
+_PHASES = {
+    None: types_pb2.PHASE_UNSPECIFIED,
+    Phase.LOAD: types_pb2.PHASE_LOAD,
+    Phase.MEASURE: types_pb2.PHASE_MEASURE,
+    Phase.ALLOCATE: types_pb2.PHASE_ALLOCATE,
+    Phase.CAPTURE: types_pb2.PHASE_CAPTURE,
+}
+
+
+class StageControlService(StageControlServiceServicer):
+    """Serves the control socket of one stage process.
+
+    Args:
+        instance_id: this start of the process; requests that name another are refused.
+        vitals, activity: what is shown. Their callbacks become this object's.
+        set_peers: takes the addresses of the siblings.
+        end: takes (budget_s, reason) when the agent asks for the end.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        vitals: Vitals,
+        activity: Activity,
+        *,
+        set_peers: Callable[[Sequence[PeerAddress]], None],
+        end: Callable[[float, str], None],
+    ) -> None:
+        self._instance_id = instance_id
+        self._vitals = vitals
+        self._activity = activity
+        self._set_peers = set_peers
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._watch_count = 0
+        self._is_over = False
+        # Each is set by what happened and cleared when it has been told: in between, more of the
+        # same costs no wake-up. `begin` is in the path of every call.
+        self._state_changed = False
+        self._progressed = False
+        self._called = False
+        vitals.on_change = self._on_change
+        activity.on_begin = self._on_begin
+        activity.on_progress = self._on_progress
+
+    @answers_refusals
+    async def WatchStage(
+        self, request: pb.WatchStageRequest, context: Context
+    ) -> AsyncIterator[pb.WatchStageResponse]:
+        self._check_instance(request.instance_id)
+        self._watch_count += 1
+        mine = self._watch_count
+        self._wake.set()  # the watch before this one sees that it is not the last any more
+        _log.info("an agent watches")
+        while True:
+            self._state_changed = self._progressed = self._called = False
+            message = self.snapshot()
+            yield message
+            await self._until_due(mine, time.monotonic(), message)
+
+    @answers_refusals
+    async def SetPeers(self, request: pb.SetPeersRequest, context: Context) -> pb.SetPeersResponse:
+        self._check_instance(request.instance_id)
+        self._set_peers(
+            [
+                PeerAddress(
+                    peer.stage_id, peer.stage_name, peer.shard_index, peer.instance_id, peer.url
+                )
+                for peer in request.peers
+            ]
+        )
+        return pb.SetPeersResponse()
+
+    @answers_refusals
+    async def EndStage(self, request: pb.EndStageRequest, context: Context) -> pb.EndStageResponse:
+        self._check_instance(request.instance_id)
+        self._end(request.budget_s, request.reason or "its agent asked for it")
+        return pb.EndStageResponse()
+
+    def end_streams(self) -> None:
+        """End every watch: the process ends."""
+        self._is_over = True
+        self._wake.set()
+
+    def snapshot(self) -> pb.WatchStageResponse:
+        """Build the message that tells how the stage is now."""
+        vitals, progress = self._vitals, self._activity.progress_view()
+        failure = vitals.failure
+        return pb.WatchStageResponse(
+            instance_id=self._instance_id,
+            pid=os.getpid(),
+            state=_STATES[vitals.state],
+            phase=_PHASES[vitals.phase],
+            progress=types_pb2.Progress(
+                counter=progress.counter,
+                done=progress.done,
+                total=progress.total,
+                note=progress.note,
+            ),
+            in_flight=self._activity.call_count,
+            busy_for_s=self._activity.busy_for_s(),
+            addresses=[
+                types_pb2.ShardAddress(name=name, protocol=types_pb2.ADDRESS_PROTOCOL_GRPC, url=url)
+                for name, url in vitals.addresses
+            ],
+            endpoints=[
+                types_pb2.EndpointInfo(
+                    name=endpoint.name,
+                    idempotent=endpoint.idempotent,
+                    streaming=endpoint.kind.is_streaming,
+                )
+                for endpoint in vitals.endpoints
+            ],
+            device_bytes=vitals.device_bytes,
+            error=failure.error if failure else "",
+            traceback=failure.traceback if failure else "",
+            out_of_memory=failure.out_of_memory if failure else False,
+        )
+
+    # --- when to send
+
+    async def _until_due(self, mine: int, sent: float, told: pb.WatchStageResponse) -> None:
+        """Return when there is something to tell again.
+
+        Raises:
+            Refused: the stream is over.
+        """
+        while True:
+            if self._is_over:
+                raise Refused(Reason.DRAINING, "the stage process ends")
+            if mine != self._watch_count:
+                raise Refused(
+                    Reason.STALE_INCARNATION, "another agent has taken over this stage process"
+                )
+            if self._state_changed:
+                return
+            wait_s = self._wait_s(time.monotonic() - sent, told)
+            if wait_s is not None and wait_s <= 0:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _wait_s(self, since_sent_s: float, told: pb.WatchStageResponse) -> float | None:
+        """Seconds until the next message is due; None: not before something happens."""
+        if self._progressed:
+            return PROGRESS_INTERVAL_S - since_sent_s
+        if self._activity.is_busy or self._activity.counter != told.progress.counter:
+            return BUSY_INTERVAL_S - since_sent_s
+        return None
+
+    def _on_change(self) -> None:
+        self._state_changed = True
+        self._wake.set()
+
+    def _on_begin(self) -> None:
+        if not self._called:
+            self._called = True
+            self._wake.set()
+
+    def _on_progress(self) -> None:
+        if not self._progressed:
+            self._progressed = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake.set)
+            except RuntimeError:
+                pass  # a thread of the model's own reports while the process ends
+
+    def _check_instance(self, instance_id: str) -> None:
+        if instance_id != self._instance_id:
+            raise Refused(
+                Reason.STALE_ROUTE,
+                f"instance {self._instance_id} answers here, not {instance_id}",
+                metadata={"instance_id": self._instance_id},
+            )

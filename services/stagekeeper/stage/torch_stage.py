@@ -1,0 +1,111 @@
+"""`TorchStage`: a stage whose memory is torch's, so that it can be measured.
+
+Decided here: how much of a card such a stage uses, on CUDA and on the CPU. torch is imported when
+it is first needed, which is after the process is on record and its control socket answers.
+Invariant: importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from stagekeeper.stage.memory import HostMemoryMeter, MemoryMeter
+from stagekeeper.stage.stage import Stage
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchStage(Stage):
+    """A stage on torch: tensors arrive as torch tensors, and MEASURE is held to the budget.
+
+    On CUDA the peak is what torch allocated in `measure`, not what it reserved and not what others
+    in the process took (libraries' workspaces, the context): leave room for those with
+    `memory.reserve`. On the CPU it is the growth of this process's resident memory since the stage
+    was made, and at least the size of its modules' parameters and buffers.
+    """
+
+    tensors: ClassVar[Literal["numpy", "torch"]] = "torch"
+
+    __meter: MemoryMeter | None
+    __baseline: HostMemoryMeter
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        self = super().__new__(cls, *args, **kwargs)
+        self.__meter = None
+        self.__baseline = HostMemoryMeter()  # before __init__, which may load already
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """The first card of this stage, as torch names it: `cuda:0`, or `cpu` without one."""
+        import torch
+
+        return torch.device("cuda:0" if self._is_on_cuda() else "cpu")
+
+    def memory_meter(self) -> MemoryMeter:
+        if self.__meter is None:
+            self.__meter = (
+                _CudaMeter(len(self.context.devices))
+                if self._is_on_cuda()
+                else _TorchHostMeter(self, self.__baseline)
+            )
+        return self.__meter
+
+    def _is_on_cuda(self) -> bool:
+        return any(device.kind == "cuda" for device in self.context.devices)
+
+
+class _CudaMeter:
+    """What torch allocated on that of the visible cards where it is most."""
+
+    def __init__(self, device_count: int) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._cards = range(device_count)
+
+    def used_bytes(self) -> int:
+        return max(self._cuda.memory_allocated(card) for card in self._cards)
+
+    def reset_peak(self) -> None:
+        for card in self._cards:
+            self._cuda.reset_peak_memory_stats(card)
+
+    def peak_bytes(self) -> int:
+        return max(self._cuda.max_memory_allocated(card) for card in self._cards)
+
+
+class _TorchHostMeter:
+    """Resident growth, and never less than what the stage's modules hold."""
+
+    def __init__(self, stage: TorchStage, resident: HostMemoryMeter) -> None:
+        self._stage = stage
+        self._resident = resident
+
+    def used_bytes(self) -> int:
+        return max(self._resident.used_bytes(), module_bytes(self._stage))
+
+    def reset_peak(self) -> None:
+        self._resident.reset_peak()
+
+    def peak_bytes(self) -> int:
+        return max(self._resident.peak_bytes(), module_bytes(self._stage))
+
+
+def module_bytes(stage: object) -> int:
+    """Return the bytes of parameters and buffers in the modules that are attributes of `stage`.
+
+    Storage that several tensors share counts once.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    storages: dict[int, int] = {}
+    for value in vars(stage).values():
+        if isinstance(value, torch.nn.Module):
+            for tensor in (*value.parameters(), *value.buffers()):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

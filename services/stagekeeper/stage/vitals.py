@@ -1,0 +1,112 @@
+"""The state of a stage as its agent sees it: state, phase, addresses, and why it failed.
+
+Decided here: nothing but which moves are legal (core.states says). Changed on the event loop alone.
+Invariant: each change is announced after it is complete: whoever listens sees a whole state.
+"""
+
+from __future__ import annotations
+
+import traceback as traceback_module
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from stagekeeper.actor import Endpoint
+from stagekeeper.core.states import SHARD_MOVES, Phase, ShardState, check_move
+
+_MAX_ERROR_CHARS = 1_000
+_MAX_TRACEBACK_CHARS = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFailure:
+    """Why a start ended."""
+
+    error: str
+    """One line: type and message."""
+    traceback: str
+    out_of_memory: bool
+
+
+class Vitals:
+    """STARTING at first; `on_change` is called after each change."""
+
+    def __init__(self) -> None:
+        self.state = ShardState.STARTING
+        self.phase: Phase | None = None
+        self.addresses: tuple[tuple[str, str], ...] = ()
+        """(name, url) of each gRPC address."""
+        self.endpoints: tuple[Endpoint, ...] = ()
+        self.device_bytes: int | None = None
+        self.failure: PhaseFailure | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    def enter_phase(self, phase: Phase) -> None:
+        self.phase = phase
+        self.on_change()
+
+    def has_class(self, endpoints: Iterable[Endpoint]) -> None:
+        """Say what the stage can be asked, known as soon as its class is."""
+        self.endpoints = tuple(endpoints)
+        self.on_change()
+
+    def uses(self, device_bytes: int | None) -> None:
+        self.device_bytes = device_bytes
+        self.on_change()
+
+    def serves(self, addresses: Iterable[tuple[str, str]]) -> None:
+        self._move(ShardState.READY)
+        self.addresses = tuple(addresses)
+        self.phase = None
+        self.on_change()
+
+    def drains(self) -> None:
+        self._move(ShardState.DRAINING)
+        self.on_change()
+
+    def failed(self, failure: PhaseFailure) -> None:
+        """Say that the start ended; `phase` stays the one that it ended in."""
+        self._move(ShardState.FAILED)
+        self.failure = failure
+        self.on_change()
+
+    def _move(self, state: ShardState) -> None:
+        self.state = check_move(SHARD_MOVES, self.state, state, "this stage")
+
+
+def failure_from(error: BaseException) -> PhaseFailure:
+    """Describe what a phase raised; the traceback keeps its end when it is long."""
+    text = "".join(traceback_module.format_exception(error))
+    if len(text) > _MAX_TRACEBACK_CHARS:
+        text = "…" + text[-_MAX_TRACEBACK_CHARS:]
+    return PhaseFailure(
+        error=one_line(error), traceback=text, out_of_memory=is_out_of_memory(error)
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """Return `Type: message`, the first line of the message only, cut to a bearable length."""
+    lines = str(error).strip().splitlines()
+    name = type(error).__qualname__
+    return (f"{name}: {lines[0]}" if lines else name)[:_MAX_ERROR_CHARS]
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Tell whether memory ran out, here or in what this error was raised from.
+
+    By name, since torch may not be there: `torch.OutOfMemoryError` (also known as
+    `torch.cuda.OutOfMemoryError`), and the RuntimeError of torch's CPU allocator.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, MemoryError):
+            return True
+        if any(
+            cls.__name__ == "OutOfMemoryError" and cls.__module__.split(".")[0] == "torch"
+            for cls in type(error).__mro__
+        ):
+            return True
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
