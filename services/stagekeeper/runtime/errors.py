@@ -12,12 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
-import structlog
 
 from stagekeeper.core.errors import NextMove, Reason, Refused
 from stagekeeper.wire.error_details import pack
-
-_log = structlog.get_logger(__name__)
 
 CODES: Mapping[NextMove, grpc.StatusCode] = {
     NextMove.MEND_THE_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -61,7 +58,9 @@ async def abort_refused(context: Context, refused: Refused) -> NoReturn:
 
 
 async def _abort_bug(context: Context, method: str, error: Exception) -> NoReturn:
-    _log.error("a call met a bug", method=method, exc_info=error)
+    import structlog  # here: it takes a quarter of a stage process's start, and is seldom needed
+
+    structlog.get_logger(__name__).error("a call met a bug", method=method, exc_info=error)
     await abort_refused(
         context,
         Refused(

@@ -16,7 +16,6 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -26,8 +25,8 @@ from stagekeeper.actor.call_context import enter_call, leave_call
 from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.stage.activity import Activity, Work
 from stagekeeper.stage.stage import Stage
-from stagekeeper.stage.threads import run_in_thread
 from stagekeeper.stage.value_channel import ValueChannel
+from stagekeeper.stage.workers import Workers
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.payload import (
     PayloadError,
@@ -76,7 +75,7 @@ class Dispatcher:
             endpoint.name: (endpoint, endpoint.function.__get__(stage))
             for endpoint in stage.__endpoints__.values()
         }
-        self._threads = ThreadPoolExecutor(max_in_flight, thread_name_prefix="endpoint")
+        self._threads = Workers("endpoint", max_in_flight)
         self._is_closed = False
 
     def close(self) -> None:
@@ -121,9 +120,7 @@ class Dispatcher:
                 raise
 
         try:
-            return await run_in_thread(
-                self._threads, work, run, on_end=lambda: self._activity.end(work)
-            )
+            return await self._threads.run(work, run, on_end=lambda: self._activity.end(work))
         except BaseException as error:
             self._reraise(work, error)
 
@@ -238,7 +235,7 @@ class Dispatcher:
                     channel.close()
 
         running = asyncio.ensure_future(
-            run_in_thread(self._threads, work, run, on_end=lambda: self._activity.end(work))
+            self._threads.run(work, run, on_end=lambda: self._activity.end(work))
         )
         try:
             async for payload in channel:

@@ -14,7 +14,6 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TypeVar
 
@@ -24,8 +23,8 @@ from stagekeeper.runtime.launch import Launch
 from stagekeeper.stage.activity import Activity, Work
 from stagekeeper.stage.memory import MemoryMeter
 from stagekeeper.stage.stage import Stage, StageHooks, make_stage
-from stagekeeper.stage.threads import run_in_thread
 from stagekeeper.stage.vitals import Vitals
+from stagekeeper.stage.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class PhaseRunner:
         self._hooks = hooks
         self._vitals = vitals
         self._activity = activity
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="phases")
+        self._thread = Workers("phases", 1)
 
     async def run(self) -> Stage:
         """Run all phases and return the stage.
@@ -91,10 +90,10 @@ class PhaseRunner:
         return result
 
     async def _load(self, work: Work) -> Stage:
-        cls = await run_in_thread(self._thread, work, lambda: find_class(self._launch))
+        cls = await self._thread.run(work, lambda: find_class(self._launch))
         self._vitals.has_class(cls.__endpoints__.values())
-        stage = await run_in_thread(
-            self._thread, work, lambda: make_stage(cls, _arguments(self._launch), self._hooks)
+        stage = await self._thread.run(
+            work, lambda: make_stage(cls, _arguments(self._launch), self._hooks)
         )
         await self._step(work, stage.load)
         return stage
@@ -122,7 +121,7 @@ class PhaseRunner:
         if inspect.iscoroutinefunction(method):
             awaitable = method()
         else:
-            awaitable = await run_in_thread(self._thread, work, method)
+            awaitable = await self._thread.run(work, method)
         if awaitable is not None:
             token = enter_call(work)
             try:

@@ -29,6 +29,7 @@ class ValueChannel(Generic[T]):
         self._is_closed = False
         self._is_abandoned = False
         self._changed = asyncio.Event()
+        self._is_waking = False
 
     def put(self, value: T) -> bool:
         """Hand over `value`, waiting while the reader is behind. False: there is no reader."""
@@ -63,7 +64,13 @@ class ValueChannel(Generic[T]):
                 await self._changed.wait()
 
     def _wake(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._changed.set)
-        except RuntimeError:
-            pass  # the loop has ended, and with it every reader
+        if not self._is_waking:
+            self._is_waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._on_wake)
+            except RuntimeError:
+                pass  # the loop has ended, and with it every reader
+
+    def _on_wake(self) -> None:
+        self._is_waking = False
+        self._changed.set()
