@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.core import model
-from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import NO_EPOCH, ChangeRevision, Epoch, Generation, StageId, WorkerId
 from stagekeeper.core.states import OperationState, Phase, ShardState
 from stagekeeper.runtime import convert
@@ -252,12 +251,6 @@ def test_shards_that_are_none_are_left_out_alone_with_their_places():
     assert "generation: is missing" in refused[1].message
     assert "addresses[0].protocol: 99" in refused[2].message
     assert report.highest_epoch == NO_EPOCH
-
-
-def test_overlapping_loads_are_refused_as_not_yet():
-    with pytest.raises(Refused) as caught:
-        convert.spec_from_proto(pb2.DeploymentSpec(name="d", overlap_loads=True))
-    assert caught.value.reason is Reason.NOT_YET
 
 
 def test_time_that_no_calendar_has_is_unknown():

@@ -1,1 +1,1 @@
-"""The control plane: one engine around the core, and the gRPC services that feed it."""
+"""The control plane: who is there, what is wanted, what is routed. It runs no model."""

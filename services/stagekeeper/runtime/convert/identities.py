@@ -25,7 +25,7 @@ def time_from_proto(message: Timestamp) -> float | None:
     """Return None for a time that no calendar has: times are for display, so nothing is refused."""
     if not _FIRST_SECOND <= message.seconds <= _LAST_SECOND or not 0 <= message.nanos < 10**9:
         return None
-    return message.seconds + message.nanos / 1e9
+    return (message.seconds * 1_000_000 + message.nanos // 1_000) / 1e6
 
 
 def epoch_to_proto(epoch: Epoch) -> pb2.Epoch:

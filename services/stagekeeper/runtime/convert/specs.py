@@ -1,12 +1,12 @@
 """Specs, and the plan of an operation as its agent is told it.
 
 Decided here: the defaults of fields that were left out (0 replicas are 1). What a field may hold is
-the core's to judge; `overlap_loads` has no value in the core and is refused by `spec_from_proto`.
+the core's to judge. `overlap_loads` has no value in the core yet, so whoever takes a spec from a
+user has to look at it.
 """
 
 from __future__ import annotations
 
-from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import (
     DeploymentName,
     DeviceId,
@@ -103,17 +103,6 @@ def spec_to_proto(spec: DeploymentSpec) -> pb2.DeploymentSpec:
 
 
 def spec_from_proto(message: pb2.DeploymentSpec) -> DeploymentSpec:
-    """Convert a spec.
-
-    Raises:
-        Refused: NOT_YET; the spec asks for overlapping loads.
-    """
-    if message.overlap_loads:
-        raise Refused(
-            Reason.NOT_YET,
-            "overlap_loads is not built yet: leave it out, and the stages of a group start one "
-            "after another",
-        )
     return DeploymentSpec(
         name=DeploymentName(message.name),
         stages=tuple(stage_spec_from_proto(stage) for stage in message.stages),

@@ -1,0 +1,181 @@
+"""The one writer: takes an event to the registry and carries out what it answers.
+
+Decided here: the order (writes reach the disk before work starts, before watchers hear, before the
+caller is answered) and what happens when the disk says no. A supervisor that cannot write what it
+promised ends itself: its death touches no model, and the next one starts from what is written.
+
+Invariant: `handle` never awaits, so events are taken one after another and no lock is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from stagekeeper.core.commands import (
+    CancelOperation,
+    Command,
+    EntombDeployment,
+    HeartbeatAnswered,
+    ProbeAgent,
+    PublishChange,
+    Reply,
+    SaveDeployment,
+    SaveEpoch,
+    SaveFailure,
+    SaveRoster,
+    StartOperation,
+    StopSlot,
+    Work,
+    Write,
+)
+from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.events import Event, HeartbeatReceived, Ticked
+from stagekeeper.core.registry import Registry
+from stagekeeper.runtime.clock import Clock
+from stagekeeper.supervisor.pulse import Pulse
+from stagekeeper.supervisor.store import Store, StoreFailed
+
+_log = structlog.get_logger(__name__)
+
+R = TypeVar("R", bound=Reply)
+
+_WRITES = (SaveDeployment, EntombDeployment, SaveEpoch, SaveFailure)
+_WORK = (ProbeAgent, StopSlot, StartOperation, CancelOperation)
+
+
+class Engine:
+    """Owns the registry and the store while a reign lasts.
+
+    Args:
+        registry: read freely, from memory; changed through `handle` only.
+        store: written by `handle`, in order.
+        clock: sampled once an event.
+        carry_out: starts a piece of work for an agent; returns at once, and its outcome comes back
+            as an event.
+        on_failed: called once, when the store failed and the supervisor has to end.
+
+    Attributes:
+        changes: beats when a deployment's view, or whether the lists are complete, has changed.
+        events: beats after every event but heartbeats.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Store,
+        clock: Clock,
+        *,
+        carry_out: Callable[[Work], None],
+        on_failed: Callable[[StoreFailed], None],
+    ) -> None:
+        self.registry = registry
+        self.changes = Pulse()
+        self.events = Pulse()
+        self._store = store
+        self._clock = clock
+        self._carry_out = carry_out
+        self._on_failed = on_failed
+        self._stored_epoch = registry.epoch
+        self._unwritten_roster: SaveRoster | None = None
+        self._was_complete = registry.is_complete
+        self._failure: StoreFailed | None = None
+
+    def handle(self, event: Event) -> Reply | None:
+        """Take in one event; return the reply to whoever sent it, if there is one.
+
+        Raises:
+            Refused: by the registry, which is unchanged then; or DRAINING, when the store failed.
+        """
+        if self._failure is not None:
+            raise _ending(self._failure)
+        commands = self.registry.apply(event, now=self._clock.monotonic())
+        if len(commands) == 1 and type(reply := commands[0]) is HeartbeatAnswered:
+            return reply
+        return self._carry(event, commands)
+
+    def ask(self, event: Event, reply_type: type[R]) -> R:
+        """Take in one event that is answered with a `reply_type`."""
+        reply = self.handle(event)
+        if not isinstance(reply, reply_type):
+            raise TypeError(f"{type(event).__name__} was answered with {type(reply).__name__}")
+        return reply
+
+    def tell(self, event: Event) -> None:
+        """Take in an event that nobody waits for: an outcome of work, or time. Never raises."""
+        try:
+            self.handle(event)
+        except Refused as refused:
+            _log.warning("an event was refused", event_type=type(event).__name__, why=str(refused))
+        except Exception as error:
+            _log.error("an event met a bug", event_type=type(event).__name__, exc_info=error)
+
+    def tick(self, stalled_s: float) -> None:
+        """Tell the registry that time went by, and write the roster if it changed."""
+        self.tell(Ticked(stalled_s))
+        self.write_roster()
+
+    def write_roster(self) -> None:
+        """Write the roster if it changed: off every caller's path, since it proves nothing."""
+        roster, self._unwritten_roster = self._unwritten_roster, None
+        if roster is None or self._failure is not None:
+            return
+        try:
+            self._store.write(self._stored_epoch, [roster])
+        except StoreFailed as error:
+            self._fail(error)
+
+    def _carry(self, event: Event, commands: list[Command]) -> Reply | None:
+        reply: Reply | None = None
+        writes: list[Write] = []
+        work: list[Work] = []
+        has_changes = False
+        for command in commands:
+            if isinstance(command, PublishChange):
+                has_changes = True
+            elif isinstance(command, _WORK):
+                work.append(command)
+            elif isinstance(command, _WRITES):
+                writes.append(command)
+            elif isinstance(command, SaveRoster):
+                self._unwritten_roster = command
+            else:
+                reply = command
+        if writes:
+            self._write(writes)
+        for item in work:
+            self._carry_out(item)
+        is_complete = self.registry.is_complete
+        if has_changes or is_complete != self._was_complete:
+            self._was_complete = is_complete
+            self.changes.beat()
+        if not isinstance(event, HeartbeatReceived):
+            self.events.beat()
+        return reply
+
+    def _write(self, writes: list[Write]) -> None:
+        try:
+            self._store.write(self._stored_epoch, writes)
+        except StoreFailed as error:
+            self._fail(error)
+            raise _ending(error) from error
+        for write in writes:
+            if isinstance(write, SaveEpoch):
+                self._stored_epoch = write.epoch
+
+    def _fail(self, error: StoreFailed) -> None:
+        if self._failure is None:
+            self._failure = error
+            _log.error("the store failed, so this supervisor ends", why=str(error))
+            self._on_failed(error)
+
+
+def _ending(error: StoreFailed) -> Refused:
+    return Refused(
+        Reason.DRAINING,
+        f"this supervisor ends, since what it promises could not be written down ({error}); models "
+        "go on serving: repeat when a supervisor is back",
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,145 @@
+"""Carries out the registry's commands to agents, each as a task; outcomes come back as events.
+
+Decided here: how many agents are dialled back at once, and when a run that has lost its meaning is
+dropped. Not decided here: what is commanded, and whether what failed is tried again (the registry).
+
+Invariant: each command ends in one event, unless the supervisor ends first or the operation is
+cancelled in another life of its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from stagekeeper.core.commands import (
+    CancelOperation,
+    ProbeAgent,
+    StartOperation,
+    StopSlot,
+    Work,
+)
+from stagekeeper.core.errors import Refused
+from stagekeeper.core.events import (
+    AgentProbed,
+    Event,
+    OperationCancelled,
+    OperationEnded,
+    SlotStopped,
+)
+from stagekeeper.core.ids import OperationId, WorkerId
+from stagekeeper.runtime.tasks import TaskOwner
+from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
+from stagekeeper.supervisor.operation_run import OperationRun
+from stagekeeper.supervisor.progress_hub import ProgressHub
+from stagekeeper.supervisor.settings import SupervisorSettings
+
+_log = structlog.get_logger(__name__)
+
+PROBES_AT_ONCE = 4
+
+
+class Executor:
+    """Starts the work that the registry asks for.
+
+    Args:
+        settings: how long agents are waited for.
+        calls: says commands to agents.
+        progress: gets the progress of starts.
+        tell: takes the outcomes, as events.
+    """
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        calls: AgentCalls,
+        progress: ProgressHub,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._settings = settings
+        self._calls = calls
+        self._progress = progress
+        self._tell = tell
+        self._tasks = TaskOwner("executor")
+        self._runs: dict[OperationId, tuple[StartOperation, asyncio.Task[None]]] = {}
+        self._probes: dict[WorkerId, ProbeAgent] = {}
+        self._probing = 0
+
+    def carry_out(self, work: Work) -> None:
+        """Start one piece of work; returns at once. While stopping, nothing is started."""
+        if self._tasks.is_stopping:
+            return
+        if isinstance(work, ProbeAgent):
+            self._probes[work.target.worker_id] = work
+            if self._probing < PROBES_AT_ONCE:
+                self._probing += 1
+                _ = self._tasks.start("probe", self._probe_all())
+        elif isinstance(work, StopSlot):
+            _ = self._tasks.start(f"stop {work.slot}", self._stop(work))
+        elif isinstance(work, StartOperation):
+            operation_id = work.plan.operation_id
+            task = self._tasks.start(f"operation {operation_id}", self._start(work))
+            self._runs[operation_id] = (work, task)
+        else:
+            self._drop_run_of_another_life(work)
+            _ = self._tasks.start(f"cancel {work.operation_id}", self._cancel(work))
+
+    async def stop(self) -> None:
+        """End all work on this side; agents go on with what they were told."""
+        await self._tasks.stop()
+
+    async def _probe_all(self) -> None:
+        """Dial agents back until nobody is left to dial; registrations go first meanwhile."""
+        try:
+            while self._probes:
+                _, work = self._probes.popitem()
+                detail = await self._calls.probe(work.target, self._settings.probe_timeout_s)
+                self._tell(
+                    AgentProbed(work.target.worker_id, work.target.incarnation, not detail, detail)
+                )
+        finally:
+            self._probing -= 1
+
+    async def _stop(self, work: StopSlot) -> None:
+        error = ""
+        try:
+            await self._calls.stop_slot(work, self._settings.stop_timeout_s)
+        except AgentError as failed:
+            error = str(failed)
+            _log.warning("a stop did not succeed", slot=str(work.slot), why=error)
+        self._tell(SlotStopped(work.target.worker_id, work.slot, error))
+
+    async def _start(self, work: StartOperation) -> None:
+        plan = work.plan
+        run = OperationRun(
+            work,
+            self._calls,
+            rejoin_s=self._settings.rejoin_s,
+            stop_timeout_s=self._settings.stop_timeout_s,
+            on_progress=lambda progress: self._progress.publish(plan.deployment, progress),
+        )
+        try:
+            ended = await run.run()
+        except Exception as error:
+            _log.error("an operation met a bug", operation=plan.operation_id, exc_info=error)
+            ended = OperationEnded(plan.operation_id, None, f"the supervisor met a bug: {error!r}")
+        finally:
+            self._runs.pop(plan.operation_id, None)
+        self._tell(ended)
+
+    async def _cancel(self, work: CancelOperation) -> None:
+        error = ""
+        try:
+            await self._calls.cancel(work, self._settings.stop_timeout_s)
+        except (AgentError, Refused) as failed:
+            error = str(failed)
+            _log.warning("a cancellation did not succeed", operation=work.operation_id, why=error)
+        self._tell(OperationCancelled(work.target.worker_id, work.operation_id, error))
+
+    def _drop_run_of_another_life(self, work: CancelOperation) -> None:
+        """End our side of a run whose agent is gone: nobody will answer it any more."""
+        running = self._runs.get(work.operation_id)
+        if running is not None and running[0].target.incarnation != work.target.incarnation:
+            running[1].cancel()

@@ -1,0 +1,151 @@
+"""The store's tables, and how a value becomes a row and a row a value again.
+
+Messages are kept as protobuf with a checksum, since a flipped bit is still a message. Invariant: a
+row that does not come out as it went in raises `RowDamaged`; nothing is guessed from half of one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from stagekeeper.core.commands import Desired
+from stagekeeper.core.errors import Refused
+from stagekeeper.core.ids import DeploymentName, Epoch, Generation, WorkerId
+from stagekeeper.core.model import Failure
+from stagekeeper.core.names import name_problem
+from stagekeeper.runtime.convert import (
+    failure_from_proto,
+    failure_to_proto,
+    spec_from_proto,
+    spec_to_proto,
+)
+from stagekeeper.v1 import types_pb2 as pb2
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE epoch (
+    id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL, supervisor_id TEXT NOT NULL
+);
+INSERT INTO epoch VALUES (1, 0, '');
+CREATE TABLE deployments (
+    name TEXT PRIMARY KEY, spec BLOB NOT NULL, spec_revision INTEGER NOT NULL,
+    is_creating INTEGER NOT NULL, is_deleting INTEGER NOT NULL, create_time REAL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE tombstones (
+    name TEXT PRIMARY KEY, number INTEGER NOT NULL, supervisor_id TEXT NOT NULL, n INTEGER NOT NULL
+);
+CREATE TABLE failures (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, failure_id TEXT UNIQUE NOT NULL, failure BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE roster (worker_id TEXT PRIMARY KEY);
+CREATE TABLE quarantine (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, source TEXT NOT NULL, key TEXT NOT NULL,
+    content TEXT NOT NULL, why TEXT NOT NULL
+);
+"""
+LARGEST_INTEGER = 2**63 - 1
+"""SQLite's; the protocol's numbers are unsigned, and none of ours comes near."""
+
+Row = tuple[Any, ...]
+
+
+class RowDamaged(ValueError):
+    """A row that is not what was written; the message says what is wrong with it."""
+
+
+def desired_to_row(desired: Desired) -> Row:
+    body = spec_to_proto(desired.spec).SerializeToString(deterministic=True)
+    return (
+        desired.spec.name,
+        body,
+        desired.spec_revision,
+        desired.is_creating,
+        desired.is_deleting,
+        desired.create_time,
+        zlib.crc32(body),
+    )
+
+
+def desired_from_row(row: Row) -> Desired:
+    """Read a row of `deployments`.
+
+    Raises:
+        RowDamaged: it is not what was written.
+    """
+    name, body, spec_revision, is_creating, is_deleting, create_time, checksum = row
+    _check_body(body, checksum)
+    try:
+        spec = spec_from_proto(pb2.DeploymentSpec.FromString(body))
+    except (DecodeError, Refused) as error:
+        raise RowDamaged(f"its spec cannot be read: {error}") from error
+    if spec.name != name:
+        raise RowDamaged(f"its spec is of {spec.name!r}")
+    if not isinstance(spec_revision, int) or not isinstance(create_time, float | None):
+        raise RowDamaged("its revision or its time is no number")
+    return Desired(spec, spec_revision, bool(is_creating), bool(is_deleting), create_time)
+
+
+def tombstone_to_row(name: DeploymentName, ceiling: Generation) -> Row:
+    number, n = min(ceiling.epoch.number, LARGEST_INTEGER), min(ceiling.n, LARGEST_INTEGER)
+    return (name, number, ceiling.epoch.supervisor_id, n)
+
+
+def tombstone_from_row(row: Row) -> tuple[DeploymentName, Generation]:
+    """Read a row of `tombstones`.
+
+    Raises:
+        RowDamaged: it is not what was written.
+    """
+    name, number, supervisor_id, n = row
+    _check_name(name)
+    if not (isinstance(number, int) and isinstance(n, int) and isinstance(supervisor_id, str)):
+        raise RowDamaged("its generation is no generation")
+    return DeploymentName(name), Generation(Epoch(number, supervisor_id), n)
+
+
+def failure_to_row(failure: Failure) -> Row:
+    body = failure_to_proto(failure).SerializeToString(deterministic=True)
+    return (failure.failure_id, body, zlib.crc32(body))
+
+
+def failure_from_row(row: Row) -> Failure:
+    """Read a row of `failures`: its sequence number, id, message and checksum.
+
+    Raises:
+        RowDamaged: it is not what was written.
+    """
+    _, failure_id, body, checksum = row
+    _check_body(body, checksum)
+    try:
+        failure = failure_from_proto(pb2.Failure.FromString(body))
+    except DecodeError as error:
+        raise RowDamaged(f"its failure cannot be read: {error}") from error
+    if failure.failure_id != failure_id:
+        raise RowDamaged(f"its failure is {failure.failure_id!r}")
+    return failure
+
+
+def worker_id_from_row(row: Row) -> WorkerId:
+    """Read a row of `roster`.
+
+    Raises:
+        RowDamaged: it is not what was written.
+    """
+    (worker_id,) = row
+    _check_name(worker_id)
+    return WorkerId(worker_id)
+
+
+def _check_body(body: object, checksum: object) -> None:
+    if not isinstance(body, bytes) or zlib.crc32(body) != checksum:
+        raise RowDamaged("its checksum is wrong")
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name_problem(name):
+        raise RowDamaged(f"{name!r} is no name")

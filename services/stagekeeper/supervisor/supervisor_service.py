@@ -1,0 +1,150 @@
+"""SupervisorService: registrations, heartbeats and failures of workers.
+
+Decided here: that a call is of this cluster. Everything else is converted, handed to the engine and
+converted back. Heartbeats are the most frequent call there is: they read five fields, and their
+answers are built once for each kind of answer.
+
+Invariant: a heartbeat is always answered OK, with a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from stagekeeper.core.commands import (
+    FailureAcknowledged,
+    HeartbeatAnswered,
+    HeartbeatVerdict,
+    RegistrationAccepted,
+)
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.events import FailureReported, HeartbeatReceived, WorkerRegistered
+from stagekeeper.core.ids import ClusterName, WorkerId
+from stagekeeper.core.model import RefusedEntry
+from stagekeeper.runtime.convert import epoch_to_proto, failure_from_proto, report_from_proto
+from stagekeeper.runtime.errors import Context, answers_refusals
+from stagekeeper.supervisor.engine import Engine
+from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
+from stagekeeper.v1 import supervisor_service_pb2_grpc as supervisor_grpc
+
+_log = structlog.get_logger(__name__)
+
+_VERDICTS = {
+    HeartbeatVerdict.OK: supervisor_pb2.HEARTBEAT_VERDICT_OK,
+    HeartbeatVerdict.REGISTER: supervisor_pb2.HEARTBEAT_VERDICT_REGISTER,
+    HeartbeatVerdict.SUPERSEDED: supervisor_pb2.HEARTBEAT_VERDICT_SUPERSEDED,
+}
+_KEPT_ANSWERS = 64
+
+
+class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
+    """The worker-facing half of the supervisor.
+
+    Args:
+        cluster: every message must name it.
+        engine: decides.
+    """
+
+    def __init__(self, cluster: ClusterName, engine: Engine) -> None:
+        self._cluster = cluster
+        self._engine = engine
+        self._heartbeat_answers: dict[HeartbeatAnswered, supervisor_pb2.HeartbeatResponse] = {}
+
+    @answers_refusals
+    async def RegisterWorker(
+        self, request: supervisor_pb2.RegisterWorkerRequest, context: Context
+    ) -> supervisor_pb2.RegisterWorkerResponse:
+        self._check_cluster(request.cluster)
+        report, unreadable, places = report_from_proto(request)
+        accepted = self._engine.ask(WorkerRegistered(report, request.digest), RegistrationAccepted)
+        refused = [*unreadable, *_at_their_places(accepted.refused, places)]
+        if refused:
+            _log.warning(
+                "entries of a registration were refused",
+                worker_id=report.worker_id,
+                refused=[f"{entry.index}: {entry.message}" for entry in refused],
+            )
+        return supervisor_pb2.RegisterWorkerResponse(
+            epoch=epoch_to_proto(accepted.epoch),
+            next_heartbeat_s=accepted.next_heartbeat_s,
+            refused=[
+                supervisor_pb2.RefusedEntry(
+                    index=entry.index, reason=entry.reason, message=entry.message
+                )
+                for entry in sorted(refused, key=lambda entry: entry.index)
+            ],
+            settled_failure_ids=accepted.settled_failures,
+            settled_operation_ids=accepted.settled_operations,
+        )
+
+    # Not wrapped in `answers_refusals`: the registry refuses no heartbeat, and each layer costs.
+    async def Heartbeat(
+        self, request: supervisor_pb2.HeartbeatRequest, context: Context
+    ) -> supervisor_pb2.HeartbeatResponse:
+        if request.cluster != self._cluster:
+            return supervisor_pb2.HeartbeatResponse(
+                verdict=supervisor_pb2.HEARTBEAT_VERDICT_WRONG_CLUSTER,
+                epoch=epoch_to_proto(self._engine.registry.epoch),
+            )
+        answer = self._engine.ask(
+            HeartbeatReceived(
+                WorkerId(request.worker_id), request.incarnation, request.revision, request.digest
+            ),
+            HeartbeatAnswered,
+        )
+        return self._heartbeat_answers.get(answer) or self._build_answer(answer)
+
+    @answers_refusals
+    async def ReportFailure(
+        self, request: supervisor_pb2.ReportFailureRequest, context: Context
+    ) -> supervisor_pb2.ReportFailureResponse:
+        self._check_cluster(request.cluster)
+        if not request.HasField("failure"):
+            raise bad_fields([FieldProblem("failure", "is missing")])
+        acknowledged = self._engine.ask(
+            FailureReported(
+                WorkerId(request.worker_id),
+                request.incarnation,
+                failure_from_proto(request.failure),
+            ),
+            FailureAcknowledged,
+        )
+        return supervisor_pb2.ReportFailureResponse(
+            directive=supervisor_pb2.FAILURE_DIRECTIVE_NONE, settled=acknowledged.is_settled
+        )
+
+    def _build_answer(self, answer: HeartbeatAnswered) -> supervisor_pb2.HeartbeatResponse:
+        if len(self._heartbeat_answers) >= _KEPT_ANSWERS:  # the pace changes with each new worker
+            self._heartbeat_answers.clear()
+        message = supervisor_pb2.HeartbeatResponse(
+            verdict=_VERDICTS[answer.verdict],
+            epoch=epoch_to_proto(answer.epoch),
+            next_heartbeat_s=answer.next_heartbeat_s,
+        )
+        self._heartbeat_answers[answer] = message
+        return message
+
+    def _check_cluster(self, cluster: str) -> None:
+        if cluster != self._cluster:
+            raise Refused(
+                Reason.WRONG_CLUSTER,
+                f"this is the supervisor of cluster {self._cluster!r}, not of {cluster!r}: look at "
+                "--cluster and --endpoint",
+                metadata={"cluster": self._cluster},
+            )
+
+
+def _at_their_places(refused: Sequence[RefusedEntry], places: Sequence[int]) -> list[RefusedEntry]:
+    """Name entries by their places in the message; some before them may have been unreadable."""
+    return [
+        entry
+        if places[entry.index] == entry.index
+        else RefusedEntry(
+            places[entry.index],
+            entry.reason,
+            f"replica_states[{places[entry.index]}]: {entry.message}",
+        )
+        for entry in refused
+    ]

@@ -1,0 +1,215 @@
+"""The store: what was written comes back, a reign that is over writes nothing, damage is told."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from stagekeeper.core.commands import (
+    Desired,
+    EntombDeployment,
+    SaveDeployment,
+    SaveEpoch,
+    SaveFailure,
+    SaveRoster,
+)
+from stagekeeper.core.ids import (
+    NO_EPOCH,
+    DeploymentName,
+    Epoch,
+    FailureId,
+    Generation,
+    InstanceId,
+    ReplicaIndex,
+    StageId,
+    WorkerId,
+)
+from stagekeeper.core.model import (
+    DeploymentSpec,
+    Failure,
+    FailureOrigin,
+    MemoryNeed,
+    StageSpec,
+)
+from stagekeeper.supervisor.state_lock import StateDirTaken, StateLock
+from stagekeeper.supervisor.store import FILE_NAME, EpochLost, SqliteStore, StoreFailed
+
+FIRST, SECOND = Epoch(1, "a"), Epoch(2, "b")
+
+
+def desired(name: str, **changes) -> Desired:
+    spec = DeploymentSpec(
+        DeploymentName(name),
+        (StageSpec("s", "m:S", devices=(0,), memory=MemoryNeed(utilization=0.5)),),
+    )
+    return Desired(spec, 1, changes.get("is_creating", False), changes.get("is_deleting", False))
+
+
+def failure(failure_id: str) -> Failure:
+    origin = FailureOrigin(
+        WorkerId("w"),
+        DeploymentName("d"),
+        ReplicaIndex(0),
+        StageId(0),
+        "s",
+        0,
+        InstanceId("i"),
+    )
+    return Failure(FailureId(failure_id), "EXITED", origin, "it exited")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / FILE_NAME
+
+
+@pytest.fixture
+def opened(tmp_path):
+    stores = []
+
+    def open_store(**options) -> SqliteStore:
+        store = SqliteStore(tmp_path, **options)
+        stores.append(store)
+        return store
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def test_new_store_is_empty_and_says_so(opened):
+    stored = opened().load()
+    assert stored.is_new
+    assert (stored.epoch, stored.desired, stored.roster) == (NO_EPOCH, (), ())
+
+
+def test_everything_written_is_there_for_the_next_reign(opened):
+    store = opened()
+    store.seize(FIRST)
+    store.write(
+        FIRST,
+        [
+            SaveDeployment(desired("b", is_creating=True)),
+            SaveDeployment(desired("a", is_deleting=True)),
+            SaveFailure(failure("f1")),
+            SaveRoster((WorkerId("w2"), WorkerId("w1"))),
+        ],
+    )
+    store.write(FIRST, [EntombDeployment(DeploymentName("c"), Generation(FIRST, 7))])
+    store.close()
+    stored = opened().load()
+    assert not stored.is_new
+    assert stored.epoch == FIRST
+    assert stored.desired == (desired("a", is_deleting=True), desired("b", is_creating=True))
+    assert stored.tombstones == {"c": Generation(FIRST, 7)}
+    assert stored.roster == ("w1", "w2")
+    assert stored.failures == (failure("f1"),)
+
+
+def test_entombed_deployment_is_no_longer_desired(opened):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveDeployment(desired("a"))])
+    store.write(FIRST, [EntombDeployment(DeploymentName("a"), Generation(FIRST, 1))])
+    stored = store.load()
+    assert stored.desired == ()
+    assert stored.tombstones == {"a": Generation(FIRST, 1)}
+
+
+def test_roster_written_again_is_replaced(opened):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveRoster((WorkerId("a"), WorkerId("b")))])
+    store.write(FIRST, [SaveRoster((WorkerId("b"), WorkerId("c")))])
+    assert store.load().roster == ("b", "c")
+
+
+def test_reign_that_is_over_writes_nothing(opened):
+    old, new = opened(), opened()
+    old.seize(FIRST)
+    new.seize(SECOND)
+    with pytest.raises(EpochLost, match="another one took over"):
+        old.write(FIRST, [SaveDeployment(desired("a"))])
+    with pytest.raises(EpochLost):
+        old.seize(FIRST)
+    assert new.load().desired == ()
+
+
+def test_raised_epoch_is_the_writers_own_from_then_on(opened):
+    store = opened()
+    store.seize(FIRST)
+    raised = Epoch(9, "a")
+    store.write(FIRST, [SaveEpoch(raised)])
+    with pytest.raises(EpochLost):
+        store.write(FIRST, [])
+    store.write(raised, [SaveDeployment(desired("a"))])
+
+
+def test_failed_write_leaves_nothing_of_its_batch(opened, path):
+    store = opened()
+    store.seize(FIRST)
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE failures")
+    with pytest.raises(StoreFailed, match="failures"):
+        store.write(FIRST, [SaveDeployment(desired("a")), SaveFailure(failure("f"))])
+    with sqlite3.connect(path) as other:
+        assert other.execute("SELECT count(*) FROM deployments").fetchone() == (0,)
+
+
+def test_failures_are_kept_once_each_and_only_the_newest(opened):
+    store = opened(failure_limit=2)
+    store.seize(FIRST)
+    for failure_id in ("1", "2", "2", "3", "1"):
+        store.write(FIRST, [SaveFailure(failure(failure_id))])
+    assert [kept.failure_id for kept in store.load().failures] == ["3", "1"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE deployments SET spec = x'0a' || spec WHERE name = 'bad'",
+        "UPDATE deployments SET checksum = 1 WHERE name = 'bad'",
+        "UPDATE deployments SET name = 'worse' WHERE name = 'bad'",
+    ],
+)
+def test_damaged_row_is_quarantined_and_the_rest_is_used(opened, path, damage):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveDeployment(desired("bad")), SaveDeployment(desired("good"))])
+    store.close()
+    with sqlite3.connect(path) as other:
+        other.execute(damage)
+    store = opened()
+    stored = store.load()
+    assert stored.desired == (desired("good"),)
+    assert len(stored.quarantined) == 1
+    with sqlite3.connect(path) as other:
+        assert other.execute("SELECT source FROM quarantine").fetchall() == [("deployments",)]
+    assert store.load().desired == (desired("good"),)
+
+
+def test_damaged_file_is_set_aside_and_the_store_is_not_taken_for_new(opened, path):
+    path.write_bytes(b"this was a database once" * 100)
+    stored = opened().load()
+    assert not stored.is_new
+    assert stored.desired == ()
+    assert path.with_suffix(".damaged-1").read_bytes().startswith(b"this was")
+    assert "damaged-1" in stored.quarantined[0]
+
+
+def test_store_of_a_later_release_is_refused_and_left_alone(opened, path):
+    opened().close()
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreFailed, match="later release"):
+        opened()
+    assert path.exists()
+
+
+def test_second_owner_of_a_state_directory_is_refused_until_the_first_is_gone(tmp_path):
+    first = StateLock(tmp_path)
+    with pytest.raises(StateDirTaken, match="in use by another supervisor"):
+        StateLock(tmp_path)
+    first.release()
+    StateLock(tmp_path).release()
