@@ -72,6 +72,20 @@ def weights_dir() -> Path:
     raise WeightsMissing(f"{WEIGHTS_PACKAGE} has lost its files: {advice} --force-reinstall`")
 
 
+def weights_version() -> str:
+    """Return a name that changes when the installed weights do."""
+    return f"{WEIGHTS_PACKAGE}-{importlib.metadata.version(WEIGHTS_PACKAGE)}"
+
+
+def activation_bytes(texts: int) -> int:
+    """Estimate what a batch of `texts` of full length holds at its peak, beside the weights.
+
+    Counted per token, in float32: the input, its sum and query, key, value, attended and joined
+    (384 each), and the perceptron's inside before and after GELU (1536 each): 23 KB.
+    """
+    return texts * MAX_TOKENS * (7 * DIMENSIONS + 2 * 4 * DIMENSIONS) * 4
+
+
 @dataclass(frozen=True, slots=True)
 class _Affine:
     """Weight and bias of a linear map (out × in, out) or of a layer normalisation (384, 384)."""
