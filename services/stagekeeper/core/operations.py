@@ -100,6 +100,10 @@ class OperationBook:
         identity = f"{epoch.number}-{self.supervisor_id[:8]}-{number}"
         return OperationId(identity), Generation(epoch, number)
 
+    def mint_above(self, number: int) -> None:
+        """Mint only above `number` from here on: a worker holds something that was minted so."""
+        self.minted_count = max(self.minted_count, number)
+
     def newest_generation(self, epoch: Epoch) -> Generation:
         """Return the newest generation of this reign; above all earlier ones when it has none."""
         return Generation(epoch, self.minted_count)
@@ -154,13 +158,14 @@ def failure_note(
     )
 
 
-def interruption_note(record: OperationRecord, worker_id: WorkerId, why: str) -> FailureNote:
-    """Tell the story of a start that nobody of this reign runs."""
-    return FailureNote(
-        record.generation,
-        worker_id,
-        f"the start of {record.replica} on worker {worker_id} was interrupted ({why}) and "
-        "cancelled; deploy again",
-        record.failure,
-        record.rollback,
+def interruption_note(
+    start: OperationRecord | OperationPlan, worker_id: WorkerId, why: str
+) -> FailureNote:
+    """Tell the story of a start that nobody runs any more; a mere plan has no end to tell."""
+    message = (
+        f"the start of {start.replica} on worker {worker_id} was interrupted ({why}) and "
+        "cancelled; deploy again"
     )
+    if isinstance(start, OperationPlan):
+        return FailureNote(start.generation, worker_id, message)
+    return FailureNote(start.generation, worker_id, message, start.failure, start.rollback)

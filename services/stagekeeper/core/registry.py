@@ -11,8 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from stagekeeper.core.commands import AgentTarget, Command, Desired, PublishChange
-from stagekeeper.core.events import Event
+from stagekeeper.core import outcomes, registration, wishes
+from stagekeeper.core.cluster import Cluster
+from stagekeeper.core.commands import AgentTarget, Command, Desired, PublishChange, Reply
+from stagekeeper.core.events import (
+    AgentProbed,
+    DeploymentDeleted,
+    DeploymentRequested,
+    Event,
+    FailureReported,
+    HeartbeatReceived,
+    OperationCancelled,
+    OperationEnded,
+    SlotStopped,
+    Ticked,
+    WorkerRegistered,
+)
 from stagekeeper.core.ids import (
     ChangeRevision,
     ClusterName,
@@ -21,11 +35,17 @@ from stagekeeper.core.ids import (
     Generation,
     WorkerId,
 )
-from stagekeeper.core.model import DeploymentView, Failure
-from stagekeeper.core.operations import CreationView
+from stagekeeper.core.model import DeploymentView, Failure, ReplicaView
+from stagekeeper.core.operations import CreationView, ReplicaFailure
+from stagekeeper.core.reconcile import (
+    ask_due,
+    end_recovery,
+    reconcile_worker,
+    settle_deployment,
+)
 from stagekeeper.core.settings import RegistrySettings
-from stagekeeper.core.states import HoldReason, Mode
-from stagekeeper.core.workers import WorkerView
+from stagekeeper.core.states import HoldReason, Mode, ReplicaState
+from stagekeeper.core.workers import WorkerView, awaited_view, worker_view
 
 __all__ = ["Registry", "RegistrySettings"]
 
@@ -62,7 +82,19 @@ class Registry:
         now: float,
         is_new: bool | None = None,
     ) -> None:
-        raise NotImplementedError
+        wanted, deleted = tuple(desired), dict(tombstones or {})
+        self._cluster = Cluster(
+            name=cluster,
+            epoch=epoch,
+            settings=settings,
+            desired=wanted,
+            tombstones=deleted,
+            roster=roster,
+            failures=failures,
+            durable=durable,
+            now=now,
+            is_new=not (wanted or deleted or roster) if is_new is None else is_new,
+        )
 
     def apply(self, event: Event, *, now: float) -> list[Command]:
         """Take in one event and say what follows from it.
@@ -76,52 +108,124 @@ class Registry:
                 DeploymentRequested that is right in itself is refused with SUPERVISOR_RECOVERING:
                 hand it in again once `is_complete`, within the caller's deadline.
         """
-        raise NotImplementedError
+        cluster = self._cluster
+        if isinstance(event, HeartbeatReceived):
+            answer = registration.heartbeat_received(cluster, event, now)
+            return self._settle(answer, now, ()) if cluster.due else [answer]
+        reply = self._handle(event, now)
+        # Time is over only when a tick says so: it knows how long this process was stalled itself.
+        is_tick = isinstance(event, Ticked)
+        if cluster.hold_until is not None and (
+            (cluster.has_roster and not cluster.awaited) or (is_tick and now >= cluster.hold_until)
+        ):
+            cluster.rederive()
+            end_recovery(cluster)
+        return self._settle(reply, now, cluster.pending.workers() if is_tick else ())
+
+    def _handle(self, event: Event, now: float) -> Reply | None:
+        cluster = self._cluster
+        match event:
+            case WorkerRegistered():
+                return registration.worker_registered(cluster, event, now)
+            case HeartbeatReceived():
+                return registration.heartbeat_received(cluster, event, now)
+            case FailureReported():
+                return registration.failure_reported(cluster, event, now)
+            case DeploymentRequested():
+                return wishes.deployment_requested(cluster, event, now)
+            case DeploymentDeleted():
+                return wishes.deployment_deleted(cluster, event, now)
+            case AgentProbed():
+                registration.agent_probed(cluster, event, now)
+            case OperationEnded():
+                outcomes.operation_ended(cluster, event, now)
+            case OperationCancelled():
+                outcomes.operation_cancelled(cluster, event, now)
+            case SlotStopped():
+                outcomes.slot_stopped(cluster, event, now)
+            case Ticked():
+                outcomes.ticked(cluster, event, now)
+        return None
+
+    def _settle(self, reply: Reply | None, now: float, ask: Iterable[WorkerId]) -> list[Command]:
+        """Derive what was touched, work out what follows, and hand out the commands."""
+        cluster = self._cluster
+        asked = dict.fromkeys(ask)
+        cluster.rederive()
+        while cluster.due:
+            worker_id, _ = cluster.due.popitem()
+            worker = cluster.workers.get(worker_id)
+            if worker is not None:
+                reconcile_worker(cluster, worker)
+                asked[worker_id] = None
+                cluster.rederive()
+        for name in list(cluster.touched_names):
+            settle_deployment(cluster, name)
+        cluster.rederive()
+        ask_due(cluster, sorted(asked), now)
+        commands: list[Command] = [] if reply is None else [reply]
+        commands += cluster.writes
+        commands += cluster.work
+        cluster.writes, cluster.work = [], []
+        commands += cluster.publish()
+        return commands
 
     # Reads: from memory, without side effects.
 
     @property
     def epoch(self) -> Epoch:
-        raise NotImplementedError
+        return self._cluster.epoch
 
     @property
     def mode(self) -> Mode:
-        raise NotImplementedError
+        return Mode.HOLD if self._cluster.is_recovering else Mode.NORMAL
 
     @property
     def hold_reason(self) -> HoldReason | None:
         """Why the registry holds still; None in NORMAL."""
-        raise NotImplementedError
+        return HoldReason.RECOVERING if self._cluster.is_recovering else None
 
     @property
     def is_complete(self) -> bool:
         """False while workers may still be missing from every list."""
-        raise NotImplementedError
+        return not self._cluster.is_recovering
 
     @property
     def revision(self) -> ChangeRevision:
-        raise NotImplementedError
+        return self._cluster.changes.revision
 
     @property
     def registration_count(self) -> int:
         """Registrations that this reign accepted."""
-        raise NotImplementedError
+        return self._cluster.registration_count
+
+    @property
+    def derivation_count(self) -> int:
+        """Replicas derived so far: what the work of this registry is measured by."""
+        return self._cluster.derivation_count
 
     def deployment(self, name: DeploymentName) -> DeploymentView | None:
         """Return one deployment; None when nothing of that name is wanted or reported."""
-        raise NotImplementedError
+        return self._cluster.compose(name)
 
     def deployments(self) -> list[DeploymentView]:
         """Return all deployments in the order of their names."""
-        raise NotImplementedError
+        composed = (self._cluster.compose(name) for name in sorted(self._cluster.visible))
+        return [view for view in composed if view is not None]
 
     def workers(self, now: float) -> list[WorkerView]:
         """Return all workers in the order of their ids, silent ones included."""
-        raise NotImplementedError
+        cluster = self._cluster
+        views = [worker_view(worker, now) for worker in cluster.workers.values()]
+        views += [
+            awaited_view(worker_id, now - cluster.started_at, is_recovering=cluster.is_recovering)
+            for worker_id in cluster.awaited
+        ]
+        return sorted(views, key=lambda view: view.worker_id)
 
     def failures(self, deployment: DeploymentName | None = None, limit: int = 100) -> list[Failure]:
         """Return recorded failures, newest first."""
-        raise NotImplementedError
+        return self._cluster.failures.newest(deployment, limit)
 
     def changes_since(self, revision: ChangeRevision) -> list[PublishChange]:
         """Return what changed after `revision`, in order, the last change of each name only.
@@ -129,12 +233,34 @@ class Registry:
         Raises:
             Refused: REVISION_GONE: another reign's, or too old: list, then watch again.
         """
-        raise NotImplementedError
+        return self._cluster.changes.since(revision)
 
     def creation_of(self, name: DeploymentName) -> CreationView:
         """Return how far a creation is; of an unknown name nothing starts and nothing failed."""
-        raise NotImplementedError
+        cluster = self._cluster
+        running = cluster.operations.of_deployment(name)
+        starting = {operation.plan.replica_index for operation in running}
+        desired = cluster.desired.get(name)
+        failures = [
+            self._failure_of(view)
+            for view in cluster.replicas(name)
+            if desired is not None
+            and view.key.index < desired.spec.replicas
+            and view.key.index not in starting
+            and view.state is not ReplicaState.READY
+        ]
+        return CreationView(tuple(sorted(starting)), tuple(failures))
+
+    def _failure_of(self, view: ReplicaView) -> ReplicaFailure:
+        note = self._cluster.notes.get(view.key)
+        if note is not None:
+            return ReplicaFailure(
+                view.key.index, note.worker_id, note.message, note.failure, note.rollback
+            )
+        worker_id = view.shards[0].worker_id if view.shards else WorkerId("")
+        return ReplicaFailure(view.key.index, worker_id, view.reason)
 
     def target_of(self, worker_id: WorkerId) -> AgentTarget | None:
         """Return which life of a worker commands go to now; None when it has not registered."""
-        raise NotImplementedError
+        worker = self._cluster.workers.get(worker_id)
+        return worker.target if worker is not None else None

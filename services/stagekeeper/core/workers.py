@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from stagekeeper.core.commands import AgentTarget
 from stagekeeper.core.ids import Epoch, HostId, WorkerId
 from stagekeeper.core.model import Device, ShardRecord, WorkerReport
+from stagekeeper.core.report_check import CheckedReport
 from stagekeeper.core.settings import MISSED_BEATS_UNTIL_SUSPECT, RegistrySettings
 from stagekeeper.core.states import WORKER_MOVES, WorkerState, check_move
+
+MOST_LEFT_OUT_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,13 @@ class WorkerView:
 class Worker:
     """What is kept of a registered worker: its last report, its lease, and whether it answers.
 
-    `shards` are the entries of the report that were kept; `epoch` is the reign it registered with;
+    `checked` are the entries of the report that were kept; `epoch` is the reign it registered with;
     `pace_s` the pace it was told; `failed_probe_at` is None unless its agent did not answer.
     """
 
     report: WorkerReport
+    checked: CheckedReport
     digest: bytes
-    shards: tuple[ShardRecord, ...]
     epoch: Epoch
     heard_at: float
     pace_s: float
@@ -65,6 +68,10 @@ class Worker:
     @property
     def worker_id(self) -> WorkerId:
         return self.report.worker_id
+
+    @property
+    def shards(self) -> tuple[ShardRecord, ...]:
+        return self.checked.shards
 
     @property
     def incarnation(self) -> int:
@@ -134,6 +141,10 @@ def worker_view(worker: Worker, now: float) -> WorkerView:
             f"AGENT_UNREACHABLE: its agent does not answer at {report.agent_address}{detail}; "
             "it gets nothing new: look at --listen and --advertise"
         )
+    refused = len(worker.checked.refused)
+    if refused:
+        reasons.append(f"{refused} of its shards were refused: {worker.checked.refused[0].message}")
+    reasons += worker.checked.left_out[:MOST_LEFT_OUT_SHOWN]
     return WorkerView(
         worker_id=report.worker_id,
         state=worker.state,
@@ -147,7 +158,7 @@ def worker_view(worker: Worker, now: float) -> WorkerView:
         is_agent_reachable=worker.is_reachable,
         stages_outlive_agent=report.stages_outlive_agent,
         outlive_reason=report.outlive_reason,
-        devices=report.devices,
+        devices=worker.checked.devices,
         inventory_unknown=report.inventory_unknown,
         shard_count=len(worker.shards),
         registration_count=worker.registration_count,

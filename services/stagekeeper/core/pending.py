@@ -1,0 +1,70 @@
+"""Stops and cancellations that are wanted until a report shows that they are done.
+
+Decided here: what was asked already, and when it may be asked again. Not decided here: what is
+wanted (`reconcile`), and whether anything may be stopped now (never in HOLD).
+
+Invariant: what is wanted is a level, replaced as a whole for a worker; one command for one slot
+or operation of a worker is under way at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stagekeeper.core.commands import CancelOperation, StopSlot
+from stagekeeper.core.ids import OperationId, SlotKey, WorkerId
+
+_Key = SlotKey | OperationId
+
+
+@dataclass(slots=True)
+class _Wanted:
+    command: StopSlot | CancelOperation
+    is_under_way: bool = False
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class PendingWork:
+    """By worker: what is wanted of it."""
+
+    _of: dict[WorkerId, dict[_Key, _Wanted]] = field(default_factory=dict)
+
+    def want(self, worker_id: WorkerId, commands: Iterable[StopSlot | CancelOperation]) -> None:
+        """Replace all that is wanted of one worker; what is under way to this life stays so."""
+        old = self._of.pop(worker_id, {})
+        new: dict[_Key, _Wanted] = {}
+        for command in commands:
+            key = command.slot if isinstance(command, StopSlot) else command.operation_id
+            known = old.get(key)
+            if known is not None and known.command.target == command.target:
+                known.command = command
+                new[key] = known
+            else:
+                new[key] = _Wanted(command)
+        if new:
+            self._of[worker_id] = new
+
+    def workers(self) -> list[WorkerId]:
+        """Return the workers of whom anything is wanted."""
+        return list(self._of)
+
+    def is_wanted(self, worker_id: WorkerId, key: _Key) -> bool:
+        return key in self._of.get(worker_id, ())
+
+    def take_due(self, worker_id: WorkerId, now: float) -> list[StopSlot | CancelOperation]:
+        """Return what is to be asked of a worker now; it counts as under way from here on."""
+        due = []
+        for wanted in self._of.get(worker_id, {}).values():
+            if not wanted.is_under_way and now >= wanted.not_before:
+                wanted.is_under_way = True
+                due.append(wanted.command)
+        return due
+
+    def answered(self, worker_id: WorkerId, key: _Key, not_before: float) -> None:
+        """Note that a command ended, well or not; it is asked again only from `not_before` on."""
+        wanted = self._of.get(worker_id, {}).get(key)
+        if wanted is not None:
+            wanted.is_under_way = False
+            wanted.not_before = not_before

@@ -1,0 +1,222 @@
+"""What workers say: their slices, their signs of life, their failures; and whether they answer.
+
+Decided here: which messages are late, which come from a life or a host that has no say any more,
+and what the verdict on a heartbeat is. Not decided here: what follows for replicas.
+
+Invariant: a message that is fenced off changes nothing; one worker's message changes nothing of
+another's.
+"""
+
+from __future__ import annotations
+
+from stagekeeper.core.cluster import Cluster
+from stagekeeper.core.commands import (
+    FailureAcknowledged,
+    HeartbeatAnswered,
+    HeartbeatVerdict,
+    ProbeAgent,
+    RegistrationAccepted,
+)
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.events import (
+    AgentProbed,
+    FailureReported,
+    HeartbeatReceived,
+    WorkerRegistered,
+)
+from stagekeeper.core.ids import NO_EPOCH, OperationId
+from stagekeeper.core.model import WorkerReport
+from stagekeeper.core.operations import Operation, interruption_note
+from stagekeeper.core.report_check import (
+    CheckedReport,
+    check_entries,
+    check_slice,
+    failure_problem,
+)
+from stagekeeper.core.states import OperationState
+from stagekeeper.core.workers import Worker
+
+RESTARTED = "its agent was restarted while it was under way"
+ENDED = frozenset({OperationState.ROLLED_BACK, OperationState.COMMITTED})
+
+
+def worker_registered(
+    cluster: Cluster, event: WorkerRegistered, now: float
+) -> RegistrationAccepted:
+    """Put a worker's whole slice.
+
+    Raises:
+        Refused: BAD_FIELD, WORKER_ID_IN_USE, STALE_INCARNATION.
+    """
+    report = event.report
+    check_slice(report, event.digest)
+    old = cluster.workers.get(report.worker_id)
+    if old is not None:
+        _check_authority(cluster, old, report, now)
+        if report.incarnation == old.incarnation and report.revision < old.report.revision:
+            cluster.hear(old, now)
+            return _answer(cluster, old)
+    checked = check_entries(report)
+    _go_above(cluster, report, checked)
+    worker = Worker(report, checked, event.digest, cluster.epoch, now, cluster.pace_s)
+    _succeed(cluster, old, worker)
+    cluster.put_claims(worker.worker_id, old.shards if old is not None else (), worker.shards)
+    cluster.registration_count += 1
+    _judge_operations(cluster, worker)
+    for failure in checked.failures:
+        cluster.record_failure(failure)
+    return _answer(cluster, worker)
+
+
+def _check_authority(cluster: Cluster, old: Worker, report: WorkerReport, now: float) -> None:
+    """Fence off another host under a living lease, and an earlier life of this worker."""
+    if report.host_id != old.report.host_id and old.has_lease(cluster.settings, now):
+        raise Refused(
+            Reason.WORKER_ID_IN_USE,
+            f"worker {report.worker_id} is held by host {old.report.hostname or '?'} "
+            f"({old.report.host_id}) and was heard {now - old.heard_at:.1f} s ago: choose another "
+            "--worker-id, or stop that agent and wait for its lease to end",
+            metadata={"host_id": old.report.host_id},
+        )
+    if report.incarnation < old.incarnation:
+        raise Refused(
+            Reason.STALE_INCARNATION,
+            f"worker {report.worker_id} registered as incarnation {report.incarnation}, and "
+            f"incarnation {old.incarnation} is known: whoever holds the host's lock takes "
+            f"{old.incarnation + 1}, any other agent ends its authority",
+            metadata={"highest_incarnation": str(old.incarnation)},
+        )
+
+
+def _go_above(cluster: Cluster, report: WorkerReport, checked: CheckedReport) -> None:
+    """Keep this reign, and what it mints, above everything that a report shows."""
+    generations = [record.generation for record in checked.shards]
+    generations += [operation.generation for operation in checked.operations]
+    highest = max(generations, default=None)
+    seen = max(report.highest_epoch, highest.epoch if highest is not None else NO_EPOCH)
+    if seen > cluster.epoch:
+        cluster.raise_epoch(seen)
+    elif highest is not None and highest.epoch == cluster.epoch:
+        cluster.operations.mint_above(highest.n)
+
+
+def _succeed(cluster: Cluster, old: Worker | None, worker: Worker) -> None:
+    """Put a worker in its former self's place; dial it back if it is another life or place."""
+    cluster.admit(worker)
+    worker.registration_count = 1
+    if old is not None:
+        worker.registration_count += old.registration_count
+        if worker.target == old.target:
+            worker.is_reachable = old.is_reachable
+            worker.unreachable_detail = old.unreachable_detail
+            worker.failed_probe_at = old.failed_probe_at
+            return
+    cluster.work.append(ProbeAgent(worker.target))
+
+
+def _judge_operations(cluster: Cluster, worker: Worker) -> None:
+    """End the operations of this reign of which the report says all that there is to say."""
+    running = cluster.operations.of_worker(worker.worker_id)
+    if not running:
+        return
+    committed = committed_operations(worker)
+    for operation in running:
+        is_restarted = operation.target.incarnation != worker.incarnation
+        if operation.plan.operation_id in committed:
+            if is_restarted or operation.committed_at is not None:
+                cluster.finish(operation)
+        elif is_restarted:
+            cluster.finish(operation)
+            if not operation.is_cancelled:
+                _note_restart(cluster, worker, operation)
+
+
+def _note_restart(cluster: Cluster, worker: Worker, operation: Operation) -> None:
+    plan = operation.plan
+    records = worker.checked.operations
+    record = next((it for it in records if it.operation_id == plan.operation_id), None)
+    note = interruption_note(record or plan, worker.worker_id, RESTARTED)
+    cluster.note_failure(plan.replica, note)
+
+
+def committed_operations(worker: Worker) -> set[OperationId]:
+    """Return the operations of which a worker reports committed shards."""
+    return {record.operation_id for record in worker.shards if record.committed}
+
+
+def _answer(cluster: Cluster, worker: Worker) -> RegistrationAccepted:
+    """Answer a registration; a late one is answered like the newest."""
+    settled = []
+    for record in worker.checked.operations:
+        if record.state in ENDED and record.operation_id not in cluster.operations.by_id:
+            settled.append(record.operation_id)
+            if record.state is OperationState.ROLLED_BACK:
+                why = record.reason or "it was rolled back"
+                note = interruption_note(record, worker.worker_id, why)
+                cluster.note_failure(record.replica, note)
+    return RegistrationAccepted(
+        epoch=cluster.epoch,
+        next_heartbeat_s=cluster.pace_s,
+        refused=worker.checked.refused,
+        settled_failures=tuple([it.failure_id for it in worker.checked.failures]),
+        settled_operations=tuple(settled),
+    )
+
+
+def heartbeat_received(cluster: Cluster, event: HeartbeatReceived, now: float) -> HeartbeatAnswered:
+    """Renew a lease, and say whether the slice behind it is the one that is known.
+
+    The fast path: when nothing is new it makes nothing and touches nothing.
+    """
+    answers = cluster.heartbeat_answers
+    worker = cluster.workers.get(event.worker_id)
+    if worker is None:
+        return answers[HeartbeatVerdict.REGISTER]
+    report = worker.report
+    if event.incarnation != report.incarnation:
+        is_older = event.incarnation < report.incarnation
+        return answers[HeartbeatVerdict.SUPERSEDED if is_older else HeartbeatVerdict.REGISTER]
+    cluster.hear(worker, now)
+    if (
+        event.revision > report.revision
+        or (event.revision == report.revision and event.digest != worker.digest)
+        or worker.epoch is not cluster.epoch
+    ):
+        return answers[HeartbeatVerdict.REGISTER]
+    return answers[HeartbeatVerdict.OK]
+
+
+def agent_probed(cluster: Cluster, event: AgentProbed, now: float) -> None:
+    """Note whether an agent answered; a probe of an earlier life says nothing."""
+    worker = cluster.workers.get(event.worker_id)
+    if worker is None or worker.incarnation != event.incarnation:
+        return
+    worker.is_reachable = event.is_reachable
+    worker.unreachable_detail = event.detail
+    worker.failed_probe_at = None if event.is_reachable else now
+
+
+def failure_reported(cluster: Cluster, event: FailureReported, now: float) -> FailureAcknowledged:
+    """Record a failure once.
+
+    Raises:
+        Refused: BAD_FIELD, WORKER_UNKNOWN, STALE_INCARNATION.
+    """
+    if problem := failure_problem(event.failure):
+        raise bad_fields([FieldProblem("failure.failure_id", problem)], "the failure")
+    worker = cluster.workers.get(event.worker_id)
+    if worker is None or event.incarnation > worker.incarnation:
+        raise Refused(
+            Reason.WORKER_UNKNOWN,
+            f"worker {event.worker_id} (incarnation {event.incarnation}) is not registered here: "
+            "register, then report again",
+        )
+    if event.incarnation < worker.incarnation:
+        raise Refused(
+            Reason.STALE_INCARNATION,
+            f"worker {event.worker_id} is incarnation {worker.incarnation} now; incarnation "
+            f"{event.incarnation} has no say any more",
+            metadata={"highest_incarnation": str(worker.incarnation)},
+        )
+    cluster.record_failure(event.failure)
+    return FailureAcknowledged(is_settled=True)
