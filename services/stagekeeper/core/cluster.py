@@ -293,16 +293,18 @@ class Cluster:
 
     def _context(self, key: ReplicaKey) -> ReplicaContext:
         desired = self.desired.get(key.deployment)
-        operation = self.operations.by_replica.get(key)
-        return ReplicaContext(
-            spec=desired.spec if desired is not None else None,
-            is_wanted=desired is not None and key.index < desired.spec.replicas,
-            is_deleting=desired is not None and desired.is_deleting,
-            starting_on=operation.plan.worker_id if operation is not None else None,
-            note=self.notes.get(key),
-            is_recovering=self.is_recovering,
-            ceiling=self.tombstones.get(key.deployment),
+        context = ReplicaContext(
+            is_recovering=self.is_recovering, ceiling=self.tombstones.get(key.deployment)
         )
+        if desired is not None:
+            context.spec = desired.spec
+            context.is_wanted = key.index < desired.spec.replicas
+            context.is_deleting = desired.is_deleting
+            context.note = self.notes.get(key)
+        operation = self.operations.by_replica.get(key)
+        if operation is not None:
+            context.starting_on = operation.plan.worker_id
+        return context
 
     def is_known(self, name: DeploymentName) -> bool:
         return name in self.desired or name in self.indexes

@@ -27,7 +27,7 @@ DEPLOY_ANEW = "deploy again: what is left of it is stopped, then it starts anew"
 STOPPING = "its shards are stopped, then it is gone"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaContext:
     """What is known of a replica beside the claims on it.
 

@@ -8,7 +8,7 @@ Invariant: a bad entry is refused alone. It changes neither the other entries no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagekeeper.core.errors import FieldProblem, Reason, bad_fields
@@ -37,7 +37,7 @@ MOST_REPLICAS = 100_000
 LONGEST_ID = 255
 LONGEST_DIGEST = 64
 
-_ShardKey = tuple[str, int, int, int, Generation]
+_ShardKey = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +129,23 @@ def failure_problem(failure: Failure) -> str:
 
 
 def _sound_shards(
-    records: Iterable[ShardRecord],
+    records: Sequence[ShardRecord],
 ) -> tuple[tuple[ShardRecord, ...], tuple[RefusedEntry, ...]]:
     sound: list[ShardRecord] = []
     refused: list[RefusedEntry] = []
-    places: dict[_ShardKey, int] = {}
+    first: dict[_ShardKey, int] = {}
+    generations: dict[_ShardKey, dict[Generation, int]] = {}
     instances: dict[InstanceId, int] = {}
     for index, record in enumerate(records):
-        key = (
-            record.deployment,
-            record.replica_index,
-            record.stage_id,
-            record.shard_index,
-            record.generation,
-        )
+        key = record.deployment, record.replica_index, record.stage_id, record.shard_index
         problem = _shard_problem(record)
-        if problem is None and key in places:
-            problem = Reason.BAD_FIELD, f"is the same shard as replica_states[{places[key]}]"
+        known = generations.get(key)
+        if known is None and key in first:
+            # Hashing generations is dear, and nearly every shard is there in one generation only.
+            known = generations[key] = {records[first[key]].generation: first[key]}
+        if problem is None and known is not None and record.generation in known:
+            other = known[record.generation]
+            problem = Reason.BAD_FIELD, f"is the same shard as replica_states[{other}]"
         if problem is None and record.instance_id and record.instance_id in instances:
             other = instances[record.instance_id]
             problem = Reason.BAD_FIELD, f"has the instance_id of replica_states[{other}]"
@@ -153,7 +153,10 @@ def _sound_shards(
             reason, text = problem
             refused.append(RefusedEntry(index, reason.value, f"replica_states[{index}] {text}"))
             continue
-        places[key] = instances[record.instance_id] = index
+        first.setdefault(key, index)
+        if known is not None:
+            known[record.generation] = index
+        instances[record.instance_id] = index
         sound.append(record)
     return tuple(sound), tuple(refused)
 

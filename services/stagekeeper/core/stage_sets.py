@@ -68,21 +68,20 @@ class StageSet:
 
 def shown_sets(claims: Sequence[Claim], spec: DeploymentSpec | None) -> list[StageSet]:
     """Choose one set for each claimed stage, ascending by stage."""
-    stages: dict[StageId, dict[Generation, list[Claim]]] = {}
+    stages: dict[StageId, list[Claim]] = {}
     for claim in claims:
-        sets = stages.setdefault(claim.record.stage_id, {})
-        sets.setdefault(claim.record.generation, []).append(claim)
+        stages.setdefault(claim.record.stage_id, []).append(claim)
     shown = []
     for stage_id in sorted(stages):
-        sets = stages[stage_id]
-        shown.append(
-            _chosen(
-                [
-                    _stage_set(stage_id, generation, sets[generation], spec)
-                    for generation in sorted(sets, reverse=True)
-                ]
-            )
-        )
+        members = stages[stage_id]
+        if len(members) == 1:
+            shown.append(_stage_set(stage_id, members, spec))
+            continue
+        sets: dict[Generation, list[Claim]] = {}
+        for claim in members:
+            sets.setdefault(claim.record.generation, []).append(claim)
+        newest_first = sorted(sets, reverse=True)
+        shown.append(_chosen([_stage_set(stage_id, sets[it], spec) for it in newest_first]))
     return shown
 
 
@@ -114,13 +113,14 @@ def _chosen(candidates: Sequence[StageSet]) -> StageSet:
     return candidates[0]
 
 
-def _stage_set(
-    stage_id: StageId, generation: Generation, members: list[Claim], spec: DeploymentSpec | None
-) -> StageSet:
+def _stage_set(stage_id: StageId, members: list[Claim], spec: DeploymentSpec | None) -> StageSet:
+    conflict = ""
     if len(members) > 1:
         members.sort(key=lambda claim: (claim.record.shard_index, claim.worker_id))
-    conflict = _disagreement(members) or _quarrel_with_spec(stage_id, members, spec)
-    return StageSet(stage_id, generation, members, conflict)
+        conflict = _disagreement(members)
+    if spec is not None and not conflict:
+        conflict = _quarrel_with_spec(stage_id, members[0], spec)
+    return StageSet(stage_id, members[0].record.generation, members, conflict)
 
 
 def _disagreement(members: Sequence[Claim]) -> str:
@@ -141,13 +141,9 @@ def _disagreement(members: Sequence[Claim]) -> str:
     return ""
 
 
-def _quarrel_with_spec(
-    stage_id: StageId, members: Sequence[Claim], spec: DeploymentSpec | None
-) -> str:
-    """Say where a set is of another shape than the spec wants it."""
-    if spec is None:
-        return ""
-    record, who = members[0].record, f"worker {members[0].worker_id}"
+def _quarrel_with_spec(stage_id: StageId, claim: Claim, spec: DeploymentSpec) -> str:
+    """Say where a set, of which all claims agree, is of another shape than the spec wants it."""
+    record, who = claim.record, f"worker {claim.worker_id}"
     if record.stage_count != len(spec.stages) or stage_id >= len(spec.stages):
         return f"{who} says {record.stage_count} stages, the spec {len(spec.stages)}"
     wanted = spec.stages[stage_id]
