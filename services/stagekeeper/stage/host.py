@@ -136,6 +136,7 @@ class StageHost:
             _log.error("the start failed in %s\n%s", self._vitals.phase, failure.traceback)
             self._vitals.failed(failure)
             return False
+        self._activity.reset_progress()  # the last phase's scale means nothing to what follows
         self._vitals.serves([("stage", address)])
         _log.info("READY at %s after %.3f s", address, time.monotonic() - began)
         return True
