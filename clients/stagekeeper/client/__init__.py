@@ -1,1 +1,48 @@
 """The client SDK: deploy, watch and call, with or without the supervisor."""
+
+from stagekeeper.client.client import Client
+from stagekeeper.client.errors import (
+    BadRequest,
+    Bug,
+    CallLost,
+    DeadlineExceeded,
+    DeployFailed,
+    EndpointRaised,
+    NameTaken,
+    NoReplica,
+    NoRoom,
+    NotFound,
+    NotYet,
+    OutOfDate,
+    StagekeeperError,
+    SupervisorUnreachable,
+    Unavailable,
+    UnreadableAnswer,
+    WrongState,
+)
+from stagekeeper.client.spec_file import LoadedSpec, SpecError, load_spec, parse_spec
+
+__all__ = [
+    "BadRequest",
+    "Bug",
+    "CallLost",
+    "Client",
+    "DeadlineExceeded",
+    "DeployFailed",
+    "EndpointRaised",
+    "LoadedSpec",
+    "NameTaken",
+    "NoReplica",
+    "NoRoom",
+    "NotFound",
+    "NotYet",
+    "OutOfDate",
+    "SpecError",
+    "StagekeeperError",
+    "SupervisorUnreachable",
+    "Unavailable",
+    "UnreadableAnswer",
+    "WrongState",
+    "load_spec",
+    "parse_spec",
+]

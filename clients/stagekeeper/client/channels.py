@@ -1,17 +1,16 @@
-"""Channels to stages, one per address, and calls over them: one attempt, no choice, no retry.
+"""Calls to stages by address: one attempt, no choice, no retry.
 
-Decided here: when a channel is made, dropped and closed, and what one failed attempt means. Not
-decided here: which replica is called and whether again (calls.py); a stage calls its siblings with
-the very same `StageCaller`. Invariant: however many calls run at once, an address has one channel,
-and a channel is closed only when its last call has ended.
+Decided here: what one failed attempt means, and when it puts its channel in doubt. Not decided
+here: which replica is called and whether again (calls.py); a stage calls its siblings with the
+very same `StageCaller`. Invariant: a channel over which a stage could not be reached, or at which
+another process now answers, is never used again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Collection, Container, Mapping, Sequence
+from typing import Any
 
 import grpc
 
@@ -23,62 +22,26 @@ from stagekeeper.client.errors import (
     UnreadableAnswer,
     from_rpc,
 )
-from stagekeeper.v1.stage_service_pb2 import (
-    CallRequest,
-    CallResponse,
-    CallStreamRequest,
-    CallStreamResponse,
-)
+from stagekeeper.client.pool import ChannelPool, Link, open_channel
+from stagekeeper.v1.stage_service_pb2 import CallRequest, CallStreamRequest
 from stagekeeper.v1.stage_service_pb2_grpc import StageServiceStub
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire import payload as codec
 from stagekeeper.wire.payload import PayloadError, PayloadTooLarge, Tensors
-from stagekeeper.wire.transport import CLIENT_OPTIONS
 
-
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Make a channel with the project's options; nothing is dialled until the first call."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-
-
-class _CallMethod(Protocol):
-    def __call__(
-        self, request: CallRequest, *, timeout: float | None
-    ) -> grpc.aio.UnaryUnaryCall[CallRequest, CallResponse]: ...
-
-
-class _CallStreamMethod(Protocol):
-    def __call__(
-        self, request: CallStreamRequest, *, timeout: float | None
-    ) -> grpc.aio.UnaryStreamCall[CallStreamRequest, CallStreamResponse]: ...
-
-
-class _Link:
-    """A channel, its calls under way, and whether new ones may take it."""
-
-    __slots__ = ("call", "call_stream", "channel", "in_flight", "is_dropped")
-
-    def __init__(self, address: str) -> None:
-        self.channel = open_channel(address)
-        stub = StageServiceStub(self.channel)
-        self.call = cast(_CallMethod, stub.Call)
-        self.call_stream = cast(_CallStreamMethod, stub.CallStream)
-        self.in_flight = 0
-        self.is_dropped = False
+__all__ = ["StageCaller", "deadline_over", "decode_answer", "encode_call", "open_channel"]
 
 
 class StageCaller:
     """Calls stages by address. Owned by a client or a stage process; close it when done."""
 
     def __init__(self) -> None:
-        self._links: dict[str, _Link] = {}
-        self._retired: set[_Link] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._pool = ChannelPool()
 
     @property
     def addresses(self) -> Collection[str]:
         """The addresses that have a channel now."""
-        return self._links.keys()
+        return self._pool.addresses
 
     async def call(
         self,
@@ -119,13 +82,12 @@ class StageCaller:
     ) -> Payload:
         """Like `call`, with arguments that are encoded already and an answer that still is."""
         request = CallRequest(instance_id=instance_id, endpoint=endpoint, payload=payload)
-        link = self._take(url)
-        try:
-            return (await link.call(request, timeout=timeout)).payload
-        except grpc.RpcError as error:
-            raise self._failed(url, link, error) from error
-        finally:
-            self._release(link)
+        with self._pool.link(url) as link:
+            try:
+                answer = await link.stub(StageServiceStub).Call(request, timeout=timeout)
+            except grpc.RpcError as error:
+                raise self._failed(link, error) from error
+            return answer.payload
 
     async def call_stream(
         self,
@@ -154,66 +116,28 @@ class StageCaller:
     ) -> AsyncGenerator[Payload, None]:
         """Like `call_stream`, with arguments that are encoded already and values that still are."""
         request = CallStreamRequest(instance_id=instance_id, endpoint=endpoint, payload=payload)
-        link = self._take(url)
-        stream = link.call_stream(request, timeout=timeout)
-        try:
-            async for message in stream:
-                yield message.payload
-        except grpc.RpcError as error:
-            raise self._failed(url, link, error) from error
-        finally:
-            stream.cancel()  # does nothing to one that has ended
-            self._release(link)
+        with self._pool.link(url) as link:
+            stream = link.stub(StageServiceStub).CallStream(request, timeout=timeout)
+            try:
+                async for message in stream:
+                    yield message.payload
+            except grpc.RpcError as error:
+                raise self._failed(link, error) from error
+            finally:
+                stream.cancel()  # does nothing to one that has ended
 
-    def drop(self, url: str) -> None:
-        """Forget the channel to an address: the next call dials anew. Calls under way go on."""
-        link = self._links.pop(url, None)
-        if link is not None:
-            self._retire(link)
-
-    def keep_only(self, urls: Collection[str]) -> None:
-        """Drop the channels to all other addresses."""
-        for url in [url for url in self._links if url not in urls]:
-            self.drop(url)
+    def keep_only(self, urls: Container[str]) -> None:
+        """Drop the channels to all other addresses; calls under way go on."""
+        self._pool.keep_only(urls)
 
     async def close(self) -> None:
         """Close every channel; calls under way are cancelled. Closing twice changes nothing."""
-        links = [*self._links.values(), *self._retired]
-        self._links.clear()
-        self._retired.clear()
-        await asyncio.gather(*self._closing, *(link.channel.close() for link in links))
+        await self._pool.close()
 
-    def _take(self, url: str) -> _Link:
-        link = self._links.get(url)
-        if link is None:
-            link = self._links[url] = _Link(url)
-        link.in_flight += 1
-        return link
-
-    def _release(self, link: _Link) -> None:
-        link.in_flight -= 1
-        if link.is_dropped and link.in_flight == 0:
-            self._close(link)
-
-    def _retire(self, link: _Link) -> None:
-        link.is_dropped = True
-        if link.in_flight == 0:
-            self._close(link)
-        else:
-            self._retired.add(link)
-
-    def _close(self, link: _Link) -> None:
-        self._retired.discard(link)
-        task = asyncio.create_task(link.channel.close(), name="close a stage's channel")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    def _failed(self, url: str, link: _Link, error: grpc.RpcError) -> StagekeeperError:
-        failure = from_rpc(error, where=f"the stage at {url}")
-        # A cached address is a hint. The link is compared, since a late failure of an old channel
-        # must not drop the one that replaced it.
-        if failure.reason in ("STALE_ROUTE", UNREACHABLE) and self._links.get(url) is link:
-            self.drop(url)
+    def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
+        failure = from_rpc(error, where=f"the stage at {link.address}")
+        if failure.reason in ("STALE_ROUTE", UNREACHABLE):
+            self._pool.drop(link)  # a cached address is a hint
         return failure
 
 
@@ -244,10 +168,11 @@ def decode_answer(payload: Payload, tensors: Tensors, where: str) -> Any:
         raise UnreadableAnswer(f"the answer of {where} cannot be read: {error}") from error
 
 
-def deadline_over(what: str) -> DeadlineExceeded:
+def deadline_over(what: str, last_error: StagekeeperError | None = None) -> DeadlineExceeded:
     """Build the error for time that ran out before anything was sent."""
+    ending = f"; the last attempt said: {last_error}" if last_error else ""
     return DeadlineExceeded(
-        f"the time was over before {what}",
+        f"the time was over before {what}{ending}",
         code=grpc.StatusCode.DEADLINE_EXCEEDED,
         never_ran=True,
         next_move="allow more time, or look at the deployment's state",

@@ -1,0 +1,132 @@
+"""The way to the supervisor: questions and streams over the stable endpoint.
+
+Decided here: what a failed question means, how long an absent supervisor is waited for, and when
+its channel is dropped. Invariant: after one failure of the connection the channel and every stub
+made from it are gone, and the next attempt dials the stable endpoint anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from stagekeeper.client.errors import (
+    CONNECTION_LOST,
+    UNREACHABLE,
+    StagekeeperError,
+    SupervisorUnreachable,
+    from_rpc,
+)
+from stagekeeper.client.pool import ChannelPool, Link
+from stagekeeper.client.retry import for_a_while
+from stagekeeper.v1.deployment_service_pb2_grpc import DeploymentServiceStub
+
+if TYPE_CHECKING:
+    from stagekeeper.v1.deployment_service_pb2_grpc import DeploymentServiceAsyncStub
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+_BROKEN = (UNREACHABLE, CONNECTION_LOST)
+
+
+class SupervisorLink:
+    """One supervisor, by its stable endpoint.
+
+    Args:
+        endpoint: `host:port` that never changes, whoever reigns behind it.
+        patience_s: how long a question goes on when nobody answers there; a restart takes a second
+            or two.
+    """
+
+    def __init__(self, endpoint: str, *, patience_s: float) -> None:
+        self.endpoint = endpoint
+        self._patience_s = patience_s
+        self._pool = ChannelPool()
+
+    async def ask(
+        self,
+        rpc: Callable[
+            [DeploymentServiceAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Request, Answer]
+        ],
+        request: Request,
+        timeout: float,
+        *,
+        patience_s: float | None = None,
+    ) -> Answer:
+        """Ask once, and again while nobody is there; only for requests whose repeat is harmless.
+
+        Args:
+            rpc: which one, taken from the stub.
+            request: what is asked.
+            timeout: seconds for all attempts together.
+            patience_s: other than the link's own; 0 asks once.
+
+        Raises:
+            SupervisorUnreachable: nobody answered for so long.
+            StagekeeperError: what the supervisor said instead of an answer.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout
+
+        async def once() -> Answer:
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            with self._pool.link(self.endpoint) as link:
+                try:
+                    return await rpc(link.stub(DeploymentServiceStub))(request, timeout=left_s)
+                except grpc.RpcError as error:
+                    raise self._failed(link, error) from error
+
+        patience_s = self._patience_s if patience_s is None else patience_s
+        return await self.while_unreachable(once, min(patience_s, timeout))
+
+    async def while_unreachable(
+        self, attempt: Callable[[], Awaitable[Answer]], patience_s: float | None = None
+    ) -> Answer:
+        """Repeat `attempt` while nobody is there: for the link's patience, or for another."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        retrying = for_a_while(patience_s, lambda error: isinstance(error, SupervisorUnreachable))
+        return await retrying(attempt)
+
+    async def stream(
+        self,
+        rpc: Callable[
+            [DeploymentServiceAsyncStub], grpc.aio.UnaryStreamMultiCallable[Request, Answer]
+        ],
+        request: Request,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Answer, None]:
+        """Yield a stream's messages, once; closing the generator cancels the stream.
+
+        Raises:
+            SupervisorUnreachable: it could not be opened, or it broke.
+            StagekeeperError: what the supervisor said instead of going on.
+        """
+        with self._pool.link(self.endpoint) as link:
+            call = rpc(link.stub(DeploymentServiceStub))(request, timeout=timeout)
+            try:
+                async for message in call:
+                    yield message
+            except grpc.RpcError as error:
+                raise self._failed(link, error) from error
+            finally:
+                call.cancel()  # does nothing to one that has ended
+
+    async def close(self) -> None:
+        """Close the channel; questions under way are cancelled."""
+        await self._pool.close()
+
+    def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
+        failure = from_rpc(error, where=f"the supervisor at {self.endpoint}")
+        if failure.reason not in _BROKEN:
+            return failure
+        self._pool.drop(link)
+        return SupervisorUnreachable(
+            failure.message,
+            reason=failure.reason,
+            code=failure.code,
+            never_ran=failure.never_ran,
+            next_move="start the supervisor, or check the endpoint (--endpoint)",
+        )
