@@ -1,0 +1,53 @@
+"""Asking a supervisor from the command line: one client, one question, one event loop.
+
+Decided here: that an address beyond this machine needs `--insecure`, and how what a failed question
+leaves behind is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stagekeeper.cli.exits import usage
+from stagekeeper.client import Client
+
+Answer = TypeVar("Answer")
+
+
+def ask(
+    endpoint: str, work: Callable[[Client], Awaitable[Answer]], *, insecure: bool = False
+) -> Answer:
+    """Run `work` with a client of `endpoint`, and return what it returns.
+
+    Raises:
+        CliError: the endpoint is no address, or is beyond loopback without `insecure`.
+        KeyboardInterrupt: Ctrl-C; `work` was cancelled.
+    """
+    check_endpoint(endpoint, insecure=insecure)
+
+    async def session() -> Answer:
+        async with Client(endpoint, watch_at_once=False) as client:
+            return await work(client)
+
+    return asyncio.run(session())
+
+
+def check_endpoint(endpoint: str, *, insecure: bool) -> None:
+    """Refuse an endpoint that cannot be meant.
+
+    Raises:
+        CliError: exit code 2.
+    """
+    from stagekeeper.runtime.server import check_loopback
+
+    try:
+        check_loopback(endpoint, insecure=insecure)
+    except ValueError as error:
+        raise usage(f"--endpoint: {error}") from error
+
+
+def stage_of(text: str | None) -> str | int | None:
+    """Read `--stage`: a name, or an id; None names the entry stage."""
+    return int(text) if text is not None and text.isdecimal() else text

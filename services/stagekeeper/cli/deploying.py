@@ -1,0 +1,154 @@
+"""Deploying and deleting as a user sees it: progress while it goes, a sentence at the end.
+
+Decided here: what is printed. `deploy`, `delete` and `up` share it. Invariant: whoever leaves early
+is told that it goes on without him.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.text import states
+from stagekeeper.cli.text.amounts import count, seconds
+from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
+from stagekeeper.cli.text.progress_view import progress_view
+from stagekeeper.client import (
+    Client,
+    DeployFailed,
+    LoadedSpec,
+    NotFound,
+    StagekeeperError,
+)
+from stagekeeper.v1.deployment_service_pb2 import CreationAccepted, Deployment
+from stagekeeper.v1.types_pb2 import DeploymentSpec, StageProgress
+
+DEFAULT_STOP_BUDGET_S: Final = 10.0
+DELETE_SLACK_S: Final = 60.0
+"""What a deletion may take beside the stop budgets: a recovering supervisor waits for its workers
+first, and a start under way is undone before."""
+
+_LOOK_AGAIN_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class Creation:
+    """What is known of a creation while it goes on; None until it was accepted."""
+
+    name: str
+    accepted: CreationAccepted | None = None
+
+    @property
+    def is_new_work(self) -> bool:
+        """Whether it started anything."""
+        return self.accepted is not None and bool(self.accepted.starting_replicas)
+
+
+async def deploy_shown(
+    client: Client, loaded: LoadedSpec, creation: Creation, *, timeout: float | None = None
+) -> Deployment:
+    """Deploy with progress on stdout; `creation` is filled in on the way.
+
+    Raises:
+        CliError: not every replica came up; every one that did not is listed.
+        StagekeeperError: it was refused.
+    """
+    with progress_view() as view:
+
+        def show(event: CreationAccepted | StageProgress) -> None:
+            if isinstance(event, CreationAccepted):
+                creation.accepted = event
+                if creation.is_new_work:
+                    print(_accepted(event), flush=True)
+            else:
+                view.show(event)
+
+        try:
+            deployment = await client.deploy(loaded, on_progress=show, timeout=timeout)
+        except DeployFailed as error:
+            raise deploy_failed(error) from error
+    ready = count(len(deployment.replicas), "replica")
+    if creation.is_new_work:
+        print(f"{deployment.name}: READY, {ready}, in {seconds(view.elapsed_s)}", flush=True)
+    else:
+        print(f"{deployment.name}: READY, {ready}: nothing to do", flush=True)
+    return deployment
+
+
+def _accepted(event: CreationAccepted) -> str:
+    replicas = ", ".join(map(str, event.starting_replicas))
+    noun = "replica" if len(event.starting_replicas) == 1 else "replicas"
+    kept = "" if event.durable else "; not kept on disk: it is forgotten with the supervisor"
+    return f"{event.deployment}: starting {noun} {replicas}{kept}"
+
+
+def deploy_failed(error: DeployFailed) -> CliError:
+    """Build the error of a creation of which not everything came up."""
+    deployment = error.deployment
+    state = states.deployment_state(deployment.state)
+    details = failure_lines(error.failures) or [
+        f"replica {replica.replica_index} is {states.replica_state(replica.state)}: "
+        f"{replica.reason or 'no reason was given'}"
+        for replica in deployment.replicas
+        if replica.reason
+    ]
+    why = f" ({deployment.reason})" if deployment.reason and not error.failures else ""
+    return CliError(
+        ExitCode.FAILED,
+        f"{deployment.name!r} did not come up and is {state}{why}: mend the cause and deploy again "
+        f"(`stagekeeper logs {deployment.name}` has more); what runs is left alone",
+        details=details,
+        debug=remote_tracebacks(error.failures),
+    )
+
+
+async def delete_shown(client: Client, name: str, *, timeout: float | None = None) -> None:
+    """Delete a deployment, wait until it is gone, and print what is left of it meanwhile.
+
+    Args:
+        timeout: seconds; None fits it to the stop budgets.
+
+    Raises:
+        NotFound: there is no such deployment.
+        DeadlineExceeded: it is not gone yet, and goes on.
+    """
+    if timeout is None:
+        timeout = delete_timeout_s((await client.get(name)).spec)
+    telling = asyncio.create_task(_tell_what_is_left(client, name), name="tell what is left")
+    try:
+        await client.delete(name, timeout=timeout)
+    finally:
+        telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await telling
+    print(f"{name}: deleted", flush=True)
+
+
+def delete_timeout_s(spec: DeploymentSpec) -> float:
+    """Return how long a deletion may take: its stages may be stopped one after another."""
+    budgets = (
+        stage.stop_budget_s if stage.HasField("stop_budget_s") else DEFAULT_STOP_BUDGET_S
+        for stage in spec.stages
+    )
+    return sum(budgets) + DELETE_SLACK_S
+
+
+async def _tell_what_is_left(client: Client, name: str) -> None:
+    told = -1
+    while True:
+        try:
+            deployment = await client.get(name)
+        except NotFound:
+            return
+        except StagekeeperError:
+            # Whoever deletes is told what is wrong; here it only means that nothing can be said.
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            continue
+        left = sum(len(replica.shards) for replica in deployment.replicas)
+        if left and left != told:
+            print(f"{name}: stopping, {count(left, 'stage')} left", flush=True)
+            told = left
+        await asyncio.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,116 @@
+"""From an exception to what its user is told: an exit code and one line.
+
+Decided here: which failure is whose, for every verb; a verb that knows better raises `CliError`
+itself. Anything that is not in here is a bug of ours, and is said to be one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stagekeeper.cli.exits import CliError, ExitCode
+
+
+def explain(error: Exception) -> CliError:
+    """Return what to say about `error` and which code to end with. Never raises."""
+    if isinstance(error, CliError):
+        return error
+    return (
+        _of_the_command_line(error)
+        or _of_a_server(error)
+        or _of_the_client(error)
+        or _of_the_system(error)
+        or CliError(ExitCode.BUG, f"a bug ({type(error).__name__}: {error}): please report it")
+    )
+
+
+def _of_the_command_line(error: Any) -> CliError | None:
+    # typer's own errors; where their classes live has changed between its releases.
+    if not hasattr(error, "format_message"):
+        return None
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "stagekeeper"
+    message = error.format_message().strip().rstrip(".")
+    return CliError(ExitCode.USAGE, f"{message} (see `{command} --help`)")
+
+
+def _of_a_server(error: Exception) -> CliError | None:
+    """Settings and addresses that a supervisor or an agent refuses at its start."""
+    from stagekeeper.agent.host_lock import LockHeld
+    from stagekeeper.agent.settings import SettingsError
+    from stagekeeper.runtime.retry import GaveUp
+    from stagekeeper.runtime.server import NotLoopback
+    from stagekeeper.supervisor.settings import SettingsRefused
+
+    if isinstance(error, SettingsError | SettingsRefused):
+        return _listed(ExitCode.USAGE, "these settings cannot work", error.problems)
+    if isinstance(error, NotLoopback):
+        return CliError(ExitCode.USAGE, str(error))
+    if isinstance(error, LockHeld):
+        return CliError(ExitCode.FAILED, str(error))
+    if isinstance(error, GaveUp):
+        return CliError(
+            ExitCode.UNREACHABLE,
+            f"no supervisor was found in {error.elapsed_s:.0f} s: {error.last}; start one, or "
+            "check --endpoint",
+        )
+    return None
+
+
+def _of_the_client(error: Exception) -> CliError | None:
+    from stagekeeper.cli.spec_files import bad_specs
+    from stagekeeper.client.errors import (
+        BadRequest,
+        Bug,
+        EndpointRaised,
+        StagekeeperError,
+        SupervisorUnreachable,
+    )
+    from stagekeeper.client.spec_file import SpecError
+
+    if isinstance(error, SpecError):
+        return bad_specs([error])
+    if isinstance(error, SupervisorUnreachable):
+        return CliError(
+            ExitCode.UNREACHABLE,
+            f"{_short(error.message)}: start one with `stagekeeper supervisor` (or everything with "
+            "`stagekeeper up FILE`), or name another with --endpoint",
+        )
+    if isinstance(error, EndpointRaised):
+        return CliError(
+            ExitCode.FAILED,
+            f"{error.message} (--debug shows the remote traceback)",
+            debug=error.remote_traceback,
+        )
+    if isinstance(error, BadRequest) and error.violations:
+        problems = [f"{path}: {problem}" if path else problem for path, problem in error.violations]
+        return _listed(ExitCode.FAILED, "the request is refused", problems)
+    if isinstance(error, StagekeeperError):
+        code = ExitCode.BUG if isinstance(error, Bug) else ExitCode.FAILED
+        return CliError(code, _with_next_move(error.message, error.next_move))
+    return None
+
+
+def _of_the_system(error: Exception) -> CliError | None:
+    if isinstance(error, OSError):
+        return CliError(ExitCode.FAILED, str(error))
+    return None
+
+
+def _short(message: str) -> str:
+    """Cut what gRPC says of a failed connection down to its last word: `Connection refused`."""
+    head, found, rest = message.partition(": failed to connect to all addresses")
+    return f"{head} ({rest.rpartition(': ')[2]})" if found else message
+
+
+def _with_next_move(message: str, next_move: str) -> str:
+    if not next_move or next_move in message:
+        return message
+    return f"{message}: {next_move}"
+
+
+def _listed(code: ExitCode, what: str, problems: list[str] | tuple[str, ...]) -> CliError:
+    """One problem goes on the line itself; several below it."""
+    if len(problems) == 1:
+        return CliError(code, f"{what}: {problems[0]}")
+    return CliError(code, f"{what}:", details=problems)

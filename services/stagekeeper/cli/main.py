@@ -1,0 +1,76 @@
+"""The entry point: a command line in, an exit code out, and one line on stderr when it went wrong.
+
+Decided here: how an end is shown. The verbs raise and never exit; what an exception means is
+`explain`'s. Invariant: no traceback reaches a user who did not ask for it with `--debug`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from stagekeeper.cli import later
+from stagekeeper.cli.exits import ExitCode
+
+DEBUG_FLAG = "--debug"
+
+
+def main() -> None:
+    """Run the command line of this process, and end it."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Never raises, and never ends the process."""
+    words, is_debug = _without_debug(argv)
+    try:
+        later.refuse(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of our output is gone (`… | head`); nobody is left to tell. The descriptor is
+        # replaced so that the interpreter's own flush at exit does not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        return _show(error, is_debug=is_debug)
+
+
+def _without_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out, wherever it stands: it is about how we fail, and parsing can fail too."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [word for word in argv[:end] if word != DEBUG_FLAG]
+    return [*words, *argv[end:]], len(words) < end
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    from stagekeeper.cli.verbs import command
+
+    run_command = command().main
+    if not words:
+        run_command(args=["--help"], prog_name="stagekeeper", standalone_mode=False)
+        return ExitCode.USAGE
+    # Whatever a verb returns that is no int means that it did what it should.
+    result = run_command(args=list(words), prog_name="stagekeeper", standalone_mode=False)
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _show(error: Exception, *, is_debug: bool) -> int:
+    from stagekeeper.cli.explain import explain
+
+    known = explain(error)
+    if is_debug:
+        traceback.print_exception(error)
+        if known.debug:
+            print(known.debug.rstrip(), file=sys.stderr)
+    print(f"stagekeeper: {known.message}", file=sys.stderr)
+    for line in known.details:
+        print(f"  {line}", file=sys.stderr)
+    if known.code is ExitCode.BUG and not is_debug:
+        print(f"  (with {DEBUG_FLAG} the same command shows where)", file=sys.stderr)
+    return known.code

@@ -1,0 +1,43 @@
+"""Where things are when nobody says: the endpoint and the state directory.
+
+Decided here: what the command line falls back to. Paths come back absolute, since they are handed
+to processes that run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
+ENDPOINT_ENV: Final = "STAGEKEEPER_ENDPOINT"
+
+
+def make_state_dir(chosen: Path | None) -> Path:
+    """Return the state directory, made and absolute; a new one is for its owner's eyes alone.
+
+    Raises:
+        CliError: it cannot be made.
+    """
+    from stagekeeper.agent.settings import default_state_dir
+    from stagekeeper.cli.exits import CliError, ExitCode
+
+    path = absolute(chosen or default_state_dir())
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise CliError(
+            ExitCode.FAILED,
+            f"the state directory {path} cannot be made ({error.strerror}): choose another with "
+            "--state-dir",
+        ) from error
+    return path
+
+
+def absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def absolute_all(paths: Sequence[Path]) -> tuple[Path, ...]:
+    return tuple(absolute(path) for path in paths)

@@ -1,0 +1,66 @@
+"""What went wrong in a creation, as lines below the one that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from stagekeeper.cli.text import states
+from stagekeeper.cli.text.amounts import seconds
+from stagekeeper.v1 import deployment_service_pb2 as pb2
+from stagekeeper.v1 import types_pb2 as types
+
+LOG_LINES_SHOWN: Final = 10
+
+
+def failure_lines(failures: Sequence[pb2.ReplicaFailure]) -> list[str]:
+    """Write each replica that did not come up: why, what its log said last, what was undone."""
+    lines: list[str] = []
+    for failure in failures:
+        where = f" on {failure.worker_id}" if failure.worker_id else ""
+        lines.append(f"replica {failure.replica_index}{where}: {failure.message}")
+        if failure.HasField("failure"):
+            lines += _stage_lines(failure.failure)
+        lines += [_rollback_line(entry) for entry in failure.rollback]
+    return lines
+
+
+def _stage_lines(failure: types.Failure) -> list[str]:
+    lines = []
+    how = exit_text(failure)
+    if how:
+        lines.append(f"  its process ended: {how}")
+    log = list(failure.last_log_lines)[-LOG_LINES_SHOWN:]
+    if log:
+        lines.append(f"  the last lines of the log of {failure.origin.stage_name}:")
+        lines += [f"    | {line}" for line in log]
+    return lines
+
+
+def exit_text(failure: types.Failure) -> str:
+    """Write how a process ended; empty when it has not, or when that is unknown."""
+    if not failure.HasField("exit"):
+        return ""
+    end = failure.exit
+    if end.out_of_memory:
+        return "killed for memory"
+    if end.HasField("signal"):
+        return f"signal {end.signal}"
+    return f"exit code {end.code}" if end.HasField("code") else ""
+
+
+def _rollback_line(entry: types.RollbackEntry) -> str:
+    if entry.cleaned and not entry.error:
+        return f"  rolled back: stage {entry.stage_id} in {seconds(entry.duration_s)}"
+    state = "stopped, with an error" if entry.cleaned else "NOT stopped"
+    return f"  rolled back: stage {entry.stage_id} {state}: {entry.error}"
+
+
+def remote_tracebacks(failures: Sequence[pb2.ReplicaFailure]) -> str:
+    """Return the tracebacks of the stages that raised, each under its name."""
+    return "\n".join(
+        f"replica {item.replica_index}, stage {item.failure.origin.stage_name}, "
+        f"{states.phase(item.failure.origin.phase) or 'READY'}:\n{item.failure.remote_traceback}"
+        for item in failures
+        if item.failure.remote_traceback
+    )

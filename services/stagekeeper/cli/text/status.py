@@ -1,0 +1,196 @@
+"""What `stagekeeper status` shows: the supervisor, workers, deployments, replicas, stages.
+
+Decided here: what is worth a column. Not decided here: how a table is drawn. Nothing is asked for:
+both lists are answers that the caller has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagekeeper.cli.text import states
+from stagekeeper.cli.text.amounts import seconds, size
+from stagekeeper.cli.text.tables import Table, as_rows
+from stagekeeper.v1 import deployment_service_pb2 as pb2
+from stagekeeper.v1 import types_pb2 as types
+
+
+@dataclass(frozen=True, slots=True)
+class StatusText:
+    """`headline` first, then the tables, then `notes`: what a person should know besides."""
+
+    headline: str
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def status_text(
+    endpoint: str, workers: pb2.ListWorkersResponse, deployments: pb2.ListDeploymentsResponse
+) -> StatusText:
+    """Make the text of a status out of the two lists."""
+    mode = states.mode(workers.mode, workers.hold_reason)
+    tables = [
+        _workers(workers),
+        _deployments(deployments),
+        _replicas(deployments),
+        _stages(deployments),
+    ]
+    return StatusText(
+        headline=f"supervisor {endpoint}  {mode}  epoch {states.epoch(workers.epoch)}",
+        tables=tuple(table for table in tables if table.rows),
+        notes=_notes(workers, deployments),
+    )
+
+
+def _notes(
+    workers: pb2.ListWorkersResponse, deployments: pb2.ListDeploymentsResponse
+) -> tuple[str, ...]:
+    notes = []
+    if not workers.complete or not deployments.complete:
+        notes.append(
+            "workers that were here before the supervisor's start have not all come back yet: "
+            "what is missing may still run"
+        )
+    if not workers.workers:
+        notes.append("no worker has registered: start one with `stagekeeper agent`")
+    if not deployments.deployments:
+        notes.append("no deployments: `stagekeeper deploy FILE` makes one")
+    notes.extend(
+        f"stages of {worker.worker_id} end with its agent: "
+        f"{worker.outlive_reason or 'it did not say why'}"
+        for worker in workers.workers
+        if not worker.stages_outlive_agent
+    )
+    return tuple(notes)
+
+
+def _workers(response: pb2.ListWorkersResponse) -> Table:
+    rows = [
+        (
+            worker.worker_id,
+            states.worker_state(worker.state),
+            str(worker.shard_count),
+            _devices(worker),
+            worker.agent_address or "-",
+            _worker_note(worker),
+        )
+        for worker in response.workers
+    ]
+    return Table(("WORKER", "STATE", "STAGES", "DEVICES", "AGENT", "NOTE"), as_rows(rows))
+
+
+def _devices(worker: pb2.Worker) -> str:
+    if worker.inventory_unknown:
+        return "unknown"
+    return "\n".join(device_text(device) for device in worker.devices)
+
+
+def device_text(device: types.Device) -> str:
+    """Write `cpu:0 1.2 GiB used, 2 GiB reserved of 4 GiB`."""
+    used = size(device.used_bytes) if device.HasField("used_bytes") else "?"
+    return (
+        f"{device.device_id} {used} used, {size(device.reserved_bytes)} reserved "
+        f"of {size(device.total_bytes)}"
+    )
+
+
+def _worker_note(worker: pb2.Worker) -> str:
+    notes = []
+    if worker.state != types.WORKER_STATE_ALIVE:
+        notes.append(worker.reason or f"silent for {seconds(worker.silent_for_s)}")
+    if worker.HasField("agent_reachable") and not worker.agent_reachable:
+        notes.append(f"AGENT_UNREACHABLE at {worker.agent_address}: it gets nothing new")
+    if not worker.stages_outlive_agent:
+        notes.append("stages end with their agent")
+    return "; ".join(notes)
+
+
+def _deployments(response: pb2.ListDeploymentsResponse) -> Table:
+    rows = []
+    for deployment in response.deployments:
+        ready = sum(r.state == types.REPLICA_STATE_READY for r in deployment.replicas)
+        wanted = (deployment.spec.replicas or 1) if deployment.HasField("spec") else "?"
+        rows.append(
+            (
+                deployment.name,
+                states.deployment_state(deployment.state),
+                f"{ready}/{wanted}",
+                _deployment_note(deployment),
+            )
+        )
+    return Table(("DEPLOYMENT", "STATE", "READY", "WHY"), as_rows(rows))
+
+
+def _deployment_note(deployment: pb2.Deployment) -> str:
+    if not deployment.HasField("spec"):
+        found = "found on workers; nobody is known to want it"
+        return f"{deployment.reason}; {found}" if deployment.reason else found
+    if not deployment.durable:
+        return f"{deployment.reason}; not kept on disk".removeprefix("; ")
+    return deployment.reason
+
+
+def _replicas(response: pb2.ListDeploymentsResponse) -> Table:
+    rows = [
+        (
+            f"{deployment.name}/{replica.replica_index}",
+            states.replica_state(replica.state),
+            f"{replica.ready_shard_count}/{replica.shard_count}",
+            _why_and_next(replica),
+        )
+        for deployment in response.deployments
+        for replica in deployment.replicas
+    ]
+    return Table(("REPLICA", "STATE", "SHARDS", "WHY, AND WHAT NEXT"), as_rows(rows))
+
+
+def _why_and_next(replica: pb2.Replica) -> str:
+    if not replica.next_action:
+        return replica.reason
+    return f"{replica.reason}\nnext: {replica.next_action}".lstrip("\n")
+
+
+def _stages(response: pb2.ListDeploymentsResponse) -> Table:
+    rows = [
+        _stage_row(deployment.name, replica.replica_index, shard)
+        for deployment in response.deployments
+        for replica in deployment.replicas
+        for shard in replica.shards
+    ]
+    header = ("STAGE", "STATE", "WORKER", "PID", "MEMORY", "DEVICES", "ADDRESS", "NOTE")
+    return Table(header, as_rows(rows))
+
+
+def _stage_row(deployment: str, replica_index: int, shard: pb2.RoutedShard) -> tuple[str, ...]:
+    record = shard.record
+    name = f"{deployment}/{replica_index}/{record.stage_name}"
+    if record.shard_count > 1:
+        name += f"[{record.shard_index}]"
+    return (
+        name,
+        shard_state_text(record),
+        shard.worker_id,
+        str(record.pid or "-"),
+        size(record.memory_bytes) if record.HasField("memory_bytes") else "-",
+        ", ".join(claim.device_id for claim in record.devices) or "-",
+        ", ".join(address.url for address in record.addresses) or "-",
+        _stage_note(shard),
+    )
+
+
+def shard_state_text(record: types.ShardRecord) -> str:
+    """Write `READY`, or `STARTING(LOAD)`: in the protocol's words."""
+    name = states.shard_state(record.state)
+    return f"{name}({states.phase(record.phase)})" if record.phase else name
+
+
+def _stage_note(shard: pb2.RoutedShard) -> str:
+    record = shard.record
+    notes = [record.state_reason] if record.state_reason else []
+    if record.HasField("busy_for_s"):
+        notes.append(f"BUSY: no progress for {seconds(record.busy_for_s)}")
+    if shard.worker_state != types.WORKER_STATE_ALIVE:
+        notes.append(f"its worker is {states.worker_state(shard.worker_state)}")
+    if not record.committed and record.state == types.SHARD_STATE_READY:
+        notes.append("not committed yet")
+    return "; ".join(notes)

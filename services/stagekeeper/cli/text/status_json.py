@@ -1,0 +1,163 @@
+"""The status as JSON: the keys that programs may rely on, each listed in docs/cli.md.
+
+Decided here: names and shapes. Keys are added, never renamed or removed. Values that are unknown
+are null; states are the protocol's names without their prefixes; sizes are bytes, times seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from stagekeeper.cli.text import states
+from stagekeeper.v1 import deployment_service_pb2 as pb2
+from stagekeeper.v1 import types_pb2 as types
+
+Json = dict[str, Any]
+
+FAILURES_SHOWN: Final = 20
+"""The newest ones; the supervisor keeps more."""
+
+
+def status_json(
+    endpoint: str,
+    workers: pb2.ListWorkersResponse,
+    deployments: pb2.ListDeploymentsResponse,
+    failures: Sequence[types.Failure],
+) -> Json:
+    """Make the whole document."""
+    return {
+        "supervisor": {
+            "endpoint": endpoint,
+            "epoch": workers.epoch.number,
+            "supervisor_id": workers.epoch.supervisor_id,
+            "mode": states.mode(workers.mode, 0),
+            "hold_reason": states.mode(0, workers.hold_reason).partition("(")[2].rstrip(")")
+            or None,
+            "complete": workers.complete and deployments.complete,
+            "registration_count": workers.registration_count,
+        },
+        "workers": [_worker(worker) for worker in workers.workers],
+        "deployments": [deployment_json(item) for item in deployments.deployments],
+        "failures": [failure_json(failure) for failure in failures],
+    }
+
+
+def _worker(worker: pb2.Worker) -> Json:
+    return {
+        "worker_id": worker.worker_id,
+        "state": states.worker_state(worker.state),
+        "reason": worker.reason or None,
+        "hostname": worker.hostname,
+        "incarnation": worker.incarnation,
+        "agent_address": worker.agent_address,
+        "agent_reachable": _optional(worker, "agent_reachable"),
+        "stages_outlive_agent": worker.stages_outlive_agent,
+        "outlive_reason": worker.outlive_reason or None,
+        "silent_for_s": worker.silent_for_s,
+        "shard_count": worker.shard_count,
+        "registration_count": worker.registration_count,
+        "inventory_unknown": worker.inventory_unknown,
+        "devices": [
+            {
+                "device_id": device.device_id,
+                "kind": device.kind,
+                "model": device.model,
+                "total_bytes": device.total_bytes,
+                "used_bytes": _optional(device, "used_bytes"),
+                "reserved_bytes": device.reserved_bytes,
+            }
+            for device in worker.devices
+        ],
+    }
+
+
+def deployment_json(deployment: pb2.Deployment) -> Json:
+    """Make the document of one deployment, with its replicas and their stages."""
+    wanted = (deployment.spec.replicas or 1) if deployment.HasField("spec") else None
+    return {
+        "name": deployment.name,
+        "state": states.deployment_state(deployment.state),
+        "reason": deployment.reason or None,
+        "replicas_wanted": wanted,
+        "spec_revision": deployment.spec_revision or None,
+        "durable": deployment.durable,
+        "replicas": [_replica(replica) for replica in deployment.replicas],
+    }
+
+
+def _replica(replica: pb2.Replica) -> Json:
+    return {
+        "replica_index": replica.replica_index,
+        "state": states.replica_state(replica.state),
+        "reason": replica.reason or None,
+        "next_action": replica.next_action or None,
+        "ready_shard_count": replica.ready_shard_count,
+        "shard_count": replica.shard_count,
+        "stages": [_stage(shard) for shard in replica.shards],
+    }
+
+
+def _stage(shard: pb2.RoutedShard) -> Json:
+    record = shard.record
+    return {
+        "stage_id": record.stage_id,
+        "stage": record.stage_name,
+        "shard_index": record.shard_index,
+        "state": states.shard_state(record.state),
+        "phase": states.phase(record.phase) or None,
+        "reason": record.state_reason or None,
+        "committed": record.committed,
+        "entry": record.entry,
+        "worker_id": shard.worker_id,
+        "worker_state": states.worker_state(shard.worker_state),
+        "instance_id": record.instance_id,
+        "pid": record.pid or None,
+        "memory_bytes": _optional(record, "memory_bytes"),
+        "busy_for_s": _optional(record, "busy_for_s"),
+        "devices": [
+            {
+                "device_id": claim.device_id,
+                "reserved_bytes": claim.reserved_bytes,
+                "used_bytes": _optional(claim, "used_bytes"),
+            }
+            for claim in record.devices
+        ],
+        "addresses": [{"name": address.name, "url": address.url} for address in record.addresses],
+        "endpoints": [
+            {
+                "name": endpoint.name,
+                "idempotent": endpoint.idempotent,
+                "streaming": endpoint.streaming,
+            }
+            for endpoint in record.endpoints
+        ],
+    }
+
+
+def failure_json(failure: types.Failure) -> Json:
+    """Make the document of one recorded failure."""
+    origin = failure.origin
+    return {
+        "failure_id": failure.failure_id,
+        "kind": states.failure_kind(failure.kind),
+        "message": failure.message,
+        "detected_by": failure.detected_by or None,
+        "detect_time": failure.detect_time.ToJsonString()
+        if failure.HasField("detect_time")
+        else None,
+        "worker_id": origin.worker_id,
+        "deployment": origin.deployment,
+        "replica_index": origin.replica_index,
+        "stage": origin.stage_name,
+        "phase": states.phase(origin.phase) or None,
+        "instance_id": origin.instance_id,
+        "pid": origin.pid or None,
+        "exit_code": _optional(failure.exit, "code"),
+        "exit_signal": _optional(failure.exit, "signal"),
+        "last_log_lines": list(failure.last_log_lines),
+    }
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None

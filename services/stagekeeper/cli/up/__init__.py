@@ -1,0 +1,1 @@
+"""`stagekeeper up`: a supervisor and agents as child processes, kept running while it lives."""

@@ -1,0 +1,51 @@
+"""`stagekeeper call`: one call to a deployment."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stagekeeper.cli import flags
+from stagekeeper.cli.places import DEFAULT_ENDPOINT
+
+
+def call(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The deployment.")],
+    endpoint_name: Annotated[str, typer.Argument(metavar="ENDPOINT", help="What to call.")],
+    argument: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JSON]",
+            help="An object holds keyword arguments, anything else is one argument; - reads stdin.",
+        ),
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="A stage's name or id [default: the deployment's entry].",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up then; the endpoint is told.")
+    ] = 60.0,
+    endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
+    insecure: flags.Insecure = False,
+) -> None:
+    """Call an endpoint, and print its answer as JSON.
+
+    An endpoint that yields prints one line for each value.
+    """
+    from stagekeeper.cli.asking import ask, stage_of
+    from stagekeeper.cli.calling import call_shown, read_argument
+
+    arguments = read_argument(argument)
+    ask(
+        endpoint,
+        lambda client: call_shown(
+            client, name, endpoint_name, arguments, stage=stage_of(stage), timeout=timeout
+        ),
+        insecure=insecure,
+    )

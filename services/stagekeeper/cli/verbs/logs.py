@@ -1,0 +1,55 @@
+"""`stagekeeper logs`: what stages wrote."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stagekeeper.cli import flags
+from stagekeeper.cli.places import DEFAULT_ENDPOINT
+
+
+def logs(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The deployment.")],
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE", help="A stage's name or id [default: all].", show_default=False
+        ),
+    ] = None,
+    replica: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Which copy [default: all].", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Go on with what is written.", show_default=False),
+    ] = False,
+    previous: Annotated[
+        bool,
+        typer.Option("--previous", help="Of the start before the latest one.", show_default=False),
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many to begin with.")
+    ] = 100,
+    endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
+    insecure: flags.Insecure = False,
+) -> None:
+    """Print the logs of a deployment's stages.
+
+    They are read from the agents, and are there after a stage has failed, too. Of several stages,
+    each line says whose it is: replica/stage.
+    """
+    from stagekeeper.cli.asking import ask, stage_of
+    from stagekeeper.cli.log_reading import LogChoice, logs_shown
+
+    choice = LogChoice(
+        name,
+        stage=stage_of(stage),
+        replica=replica,
+        previous=previous,
+        last_lines=lines,
+        follow=follow,
+    )
+    ask(endpoint, lambda client: logs_shown(client, choice), insecure=insecure)

@@ -1,0 +1,86 @@
+"""`stagekeeper supervisor`: flags into settings, and a supervisor run until it is asked to end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stagekeeper.cli import flags
+from stagekeeper.cli.places import DEFAULT_ENDPOINT
+
+
+def supervisor(
+    endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where agents are served; port 0 takes any."),
+    ] = "127.0.0.1:0",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="What agents are told to dial [default: --listen with its real port].",
+        ),
+    ] = "",
+    cluster: flags.ClusterFlag = "default",
+    state_dir: flags.StateDir = None,
+    no_store: Annotated[
+        bool,
+        typer.Option(
+            "--no-store",
+            help="Keep nothing on disk: what is wanted is forgotten at the end.",
+            show_default=False,
+        ),
+    ] = False,
+    heartbeat_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between two heartbeats of a worker.")
+    ] = 2.0,
+    lease_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Silence until a worker is UNREACHABLE.")
+    ] = 10.0,
+    lost_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Silence until a worker is LOST.")
+    ] = 60.0,
+    recovery_window_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Longest wait, after a start, for the workers that were there before it.",
+        ),
+    ] = 10.0,
+    insecure: flags.Insecure = False,
+    log_level: flags.LogLevelFlag = flags.LogLevel.INFO,
+    die_with: flags.DieWithParent = 0,
+) -> None:
+    """Run the supervisor.
+
+    Agents register with it; users deploy, list and watch.
+
+    Its end touches no stage, whether it was asked (SIGTERM, Ctrl-C) or killed.
+    """
+    from stagekeeper.cli.exits import usage
+    from stagekeeper.cli.places import make_state_dir
+    from stagekeeper.cli.serving import serve_supervisor
+    from stagekeeper.core.settings import RegistrySettings
+    from stagekeeper.supervisor.settings import SupervisorSettings
+
+    try:
+        registry = RegistrySettings(
+            heartbeat_s=heartbeat_s,
+            lease_s=lease_s,
+            lost_s=lost_s,
+            recovery_window_s=recovery_window_s,
+        )
+    except ValueError as error:
+        raise usage(f"these settings cannot work: {error}") from error
+    settings = SupervisorSettings(
+        cluster=cluster,
+        endpoint=endpoint,
+        listen=listen,
+        advertise=advertise,
+        state_dir=None if no_store else make_state_dir(state_dir),
+        insecure=insecure,
+        registry=registry,
+    )
+    serve_supervisor(settings, log_level=log_level, parent_pid=die_with)

@@ -1,0 +1,132 @@
+"""What a user sees of a command line that cannot be run, and the code that it ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stagekeeper.cli import later
+from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.main import run
+
+
+@pytest.mark.parametrize("verb", sorted(later.VERBS))
+def test_verb_of_a_later_release_is_refused_with_what_to_do_instead(verb, capsys):
+    code = run([verb, "something", "--flag"])
+
+    assert code == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"stagekeeper: not yet: `stagekeeper {verb}` ")
+    assert "until then: " in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", ["--drain-on-term", "--drain-on-term=5", "--max-loads"])
+def test_flag_of_a_later_release_is_refused_and_not_called_unknown(flag, capsys):
+    code = run(["agent", flag, "5"])
+
+    assert code == ExitCode.USAGE
+    assert "not yet: `--" in capsys.readouterr().err
+
+
+def test_what_looks_like_a_later_flag_after_a_double_dash_is_left_alone():
+    later.refuse(["agent", "--", "--max-loads"])
+
+
+def test_flag_of_another_verb_is_left_alone():
+    later.refuse(["supervisor", "--max-loads"])
+
+
+@pytest.mark.parametrize("argv", [["no-such-verb"], ["agent", "--no-such-flag"], ["validate"]])
+def test_unknown_words_end_with_the_usage_code_and_name_the_help(argv, capsys):
+    code = run(argv)
+
+    assert code == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "--help`" in err
+
+
+def test_nothing_at_all_shows_the_help_and_ends_with_the_usage_code(capsys):
+    code = run([])
+
+    assert code == ExitCode.USAGE
+    assert "Commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["init", "--help"], ["supervisor", "-h"]])
+def test_help_is_an_answer_and_not_a_failure(argv, capsys):
+    code = run(argv)
+
+    assert code == ExitCode.DONE
+    assert "Usage: stagekeeper" in capsys.readouterr().out
+
+
+def test_version_is_printed(capsys):
+    assert run(["--version"]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("stagekeeper ")
+
+
+def test_settings_that_contradict_each_other_are_a_usage_error(capsys):
+    code = run(["supervisor", "--no-store", "--heartbeat-s", "9"])
+
+    assert code == ExitCode.USAGE
+    assert "times must nest" in capsys.readouterr().err
+
+
+def test_address_beyond_loopback_is_refused_without_insecure(capsys):
+    code = run(["supervisor", "--no-store", "--endpoint", "0.0.0.0:0"])
+
+    assert code == ExitCode.USAGE
+    assert "--insecure" in capsys.readouterr().err
+
+
+def test_every_problem_of_an_agents_settings_is_listed(tmp_path: Path, capsys):
+    code = run(
+        ["agent", f"--state-dir={tmp_path}", "--listen=0.0.0.0:0", "--devices=gpu", "--cluster="]
+    )
+
+    assert code == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert "--insecure" in err
+    assert "'gpu'" in err
+    assert "cluster ''" in err
+
+
+def test_no_traceback_without_debug_and_one_with_it(monkeypatch, capsys):
+    def break_down(argv):
+        raise RuntimeError("wheels came off")
+
+    monkeypatch.setattr("stagekeeper.cli.main.later.refuse", break_down)
+
+    assert run(["status"]) == ExitCode.BUG
+    quiet = capsys.readouterr().err
+    assert "Traceback" not in quiet
+    assert "wheels came off" in quiet
+    assert "--debug" in quiet
+
+    assert run(["status", "--debug"]) == ExitCode.BUG
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_of_an_error_shows_what_it_keeps_for_it(monkeypatch, capsys):
+    def refuse(argv):
+        raise CliError(ExitCode.FAILED, "it raised", debug="remote traceback")
+
+    monkeypatch.setattr("stagekeeper.cli.main.later.refuse", refuse)
+
+    assert run(["status"]) == ExitCode.FAILED
+    assert "remote traceback" not in capsys.readouterr().err
+    assert run(["--debug", "status"]) == ExitCode.FAILED
+    assert "remote traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_its_own_code(monkeypatch):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stagekeeper.cli.main.later.refuse", interrupt)
+
+    assert run(["status"]) == ExitCode.INTERRUPTED
