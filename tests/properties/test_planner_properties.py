@@ -102,7 +102,7 @@ def test_what_already_holds_memory_counts_like_a_stage_that_states_bytes(admissi
         for stage, (wanted, utilization) in stages.items()
     }
     device = data.draw(st.sampled_from(sorted(cards)))
-    held = data.draw(st.integers(1, cards[device]))
+    held = data.draw(st.integers(1, 2 * cards[device]))
     by_holding = admission_report(needs, cards, [Holding(device, "pid 7", held)])
     by_stage = admission_report({**needs, 99: ([device], MemoryNeed(bytes=held))}, cards)
     assert [it.need_bytes for it in by_holding.devices] == [
@@ -232,8 +232,9 @@ def test_refusal_shows_the_sum_who_holds_memory_and_what_would_fit():
 
 
 def test_long_refusal_stays_short():
-    stages = [(stage, ([0], 0.5)) for stage in range(1000)]
+    stages = [(stage, ([0], 0.5)) for stage in reversed(range(1000))]
     [refusal] = admission_check(stages, {0: 1000}, 0)
+    assert "stage 0: 0.5 × 1000 = 500; stage 1: 0.5 × 1000 = 500; stage 2" in refusal
     assert "and 992 more" in refusal
     assert "no cut of one stage's utilization is enough" in refusal
     assert len(refusal) < 600

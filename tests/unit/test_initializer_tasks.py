@@ -106,15 +106,16 @@ async def test_init_that_comes_up_although_cancelled_is_cleaned():
         return "up"
 
     async def cleanup(stage: int, handle: str) -> None:
-        await asyncio.sleep(0)  # would raise, had the cancellation leaked out of the init
-        cleaned.append((stage, handle))
+        task = asyncio.current_task()
+        assert task is not None
+        cleaned.append((stage, handle, task.cancelling()))
 
     caller = asyncio.create_task(run_init_async({0: []}, stubborn, cleanup))
     await up.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    assert cleaned == [(0, "up")]
+    assert cleaned == [(0, "up", 0)], "no trace of the cancellation of the init"
 
 
 async def test_caller_cancelled_before_its_tasks_run_leaves_nothing_up():
@@ -160,6 +161,14 @@ async def test_init_over_its_limit_is_cancelled_and_only_it():
     assert isinstance(caught.value.__cause__, TimeoutError)
     assert ("cleanup", 1) in stages.log
     assert ("init", 2) not in stages.log
+
+
+async def test_limit_of_a_stage_that_is_up_does_not_touch_the_next_one():
+    stages = Stages(blocked={1})
+    asyncio.get_running_loop().call_later(0.04, stages.gates[1].set)
+    assert await run_init_async(
+        {0: [0], 1: [0]}, stages.init, stages.cleanup, stage_timeout_s={0: 0.02}
+    ) == {0: "h0", 1: "h1"}
 
 
 async def test_limit_that_passes_during_an_inits_own_end_does_not_cut_it():

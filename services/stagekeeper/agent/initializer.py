@@ -229,7 +229,7 @@ class _Tasks(Generic[Stage, Handle]):
 
     async def settle(self, width: int) -> None:
         """Return when the run is settled; may be called again after an interrupt."""
-        while self._tasks or not self._run.is_settled:
+        while not self._run.is_settled:
             if not self._tasks:
                 self._tasks = {
                     asyncio.create_task(self._work(), name="stage-init") for _ in range(width)

@@ -36,8 +36,7 @@ def init_groups(stage_devices: Table[Stage, Iterable[DeviceKey]]) -> list[list[S
     """Group the stages that share a card, directly or through other stages.
 
     Union-find with path halving (Tarjan and van Leeuwen, 1984), without recursion: a chain of ten
-    thousand stages is one group. The root of a group is its least stage, so that the answer does
-    not depend on the order of the input.
+    thousand stages is one group.
 
     Args:
         stage_devices: stage id → its cards; none at all makes the stage a group of its own.
@@ -67,8 +66,7 @@ def init_groups(stage_devices: Table[Stage, Iterable[DeviceKey]]) -> list[list[S
     first_on: dict[DeviceKey, Stage] = {}
     for stage_id, cards in plan.items():
         for device in cards:
-            mine, theirs = root(stage_id), root(first_on.setdefault(device, stage_id))
-            parent[max(mine, theirs)] = min(mine, theirs)
+            parent[root(stage_id)] = root(first_on.setdefault(device, stage_id))
 
     groups: dict[Stage, list[Stage]] = {}
     for stage_id in sorted(plan):
