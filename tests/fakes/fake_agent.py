@@ -211,6 +211,25 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> agent_service_pb2.GetInventoryResponse:
         return agent_service_pb2.GetInventoryResponse(devices=self.worker.slice.devices)
 
+    async def ListStages(
+        self, request: agent_service_pb2.ListStagesRequest, context: Any
+    ) -> agent_service_pb2.ListStagesResponse:
+        return agent_service_pb2.ListStagesResponse(
+            shards=self.shards.values(), operations=self.operations.values()
+        )
+
+    @answers_refusals
+    async def DrainWorker(
+        self, request: agent_service_pb2.DrainWorkerRequest, context: Any
+    ) -> agent_service_pb2.DrainWorkerResponse:
+        raise Refused(Reason.NOT_YET, "no agent drains yet")
+
+    @answers_refusals
+    async def ReadStageLog(
+        self, request: agent_service_pb2.ReadStageLogRequest, context: Any
+    ) -> AsyncIterator[agent_service_pb2.ReadStageLogResponse]:
+        yield agent_service_pb2.ReadStageLogResponse()
+
 
 def _progress(
     request: agent_service_pb2.InitStageRequest, phase: types_pb2.Phase.ValueType

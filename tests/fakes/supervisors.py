@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import structlog
+
 from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.supervisor.app import Supervisor, run
 from stagekeeper.supervisor.settings import SupervisorSettings
@@ -158,6 +160,7 @@ def spec(name: str = "m", *, replicas: int = 1, stages: int = 2) -> types_pb2.De
 
 
 async def _serve(state_dir: str, endpoint: str) -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = SupervisorSettings(
         endpoint=endpoint,
         state_dir=Path(state_dir),

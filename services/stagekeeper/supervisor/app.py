@@ -31,7 +31,7 @@ from stagekeeper.supervisor.deployment_service import DeploymentServicer
 from stagekeeper.supervisor.discovery_service import DiscoveryServicer
 from stagekeeper.supervisor.engine import Engine
 from stagekeeper.supervisor.executor import Executor
-from stagekeeper.supervisor.predecessor import check_nobody_serves
+from stagekeeper.supervisor.predecessor import check_endpoint_is_free
 from stagekeeper.supervisor.progress_hub import ProgressHub
 from stagekeeper.supervisor.settings import SupervisorSettings
 from stagekeeper.supervisor.state_lock import StateLock
@@ -92,7 +92,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         settings = self._settings
-        await check_nobody_serves(settings.endpoint)
+        await check_endpoint_is_free(settings.endpoint)
         store = self._open_store(settings.state_dir)
         stored = store.load()
         epoch = Epoch(stored.epoch.number + 1, uuid.uuid4().hex)
@@ -114,14 +114,14 @@ class Supervisor:
         engine = Engine(
             registry, store, self._clock, carry_out=executor.carry_out, on_failed=self._fail
         )
-        self._opened.callback(engine.write_roster)
+        self._opened.callback(engine.tick, 0.0)  # the roster as it is now
         self._opened.push_async_callback(executor.stop)
         tasks = TaskOwner("supervisor")
         self._opened.push_async_callback(tasks.stop)
         _ = tasks.start("ticks", tick_for_ever(self._clock, settings.tick_interval_s, engine.tick))
         await self._serve(engine, progress, is_durable=store.is_durable)
         _log.info(
-            "supervisor ready",
+            "a reign began",
             cluster=settings.cluster,
             epoch=str(epoch),
             endpoint=self.endpoint,
