@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import grpc
 
@@ -16,7 +17,7 @@ from stagekeeper.wire.error_details import pack
 from stagekeeper.wire.payload import content_type_of, decode_arguments, encode
 from stagekeeper.wire.transport import SERVER_OPTIONS
 
-Endpoint = Callable[..., Awaitable[object]]
+Endpoint = Callable[..., Any]
 
 
 class StageServer(StageServiceServicer):
@@ -73,6 +74,7 @@ class StageServer(StageServiceServicer):
                 message,
                 trailing_metadata=pack(2, message, "ENDPOINT_RAISED", facts),
             )
+            raise AssertionError("abort returned") from error
         return pb.CallResponse(payload=encode(answer, content_type_of(request.payload)))
 
     async def CallStream(self, request, context) -> AsyncIterator[pb.CallStreamResponse]:

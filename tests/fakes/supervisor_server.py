@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import grpc
 
@@ -74,7 +75,7 @@ class SupervisorServer(DeploymentServiceServicer):
         for queue in self._watchers:
             queue.put_nowait(self._said(pb.CHANGE_KIND_BOOKMARK))
 
-    def _change(self, kind: int, view: pb.Deployment, quietly: bool = False) -> None:
+    def _change(self, kind: Any, view: pb.Deployment, quietly: bool = False) -> None:
         self._n += 1
         message = pb.WatchDeploymentsResponse(
             kind=kind, deployment=view, revision=revision(self._n, self.epoch)
@@ -84,7 +85,7 @@ class SupervisorServer(DeploymentServiceServicer):
             for queue in self._watchers:
                 queue.put_nowait(message)
 
-    def _said(self, kind: int) -> pb.WatchDeploymentsResponse:
+    def _said(self, kind: Any) -> pb.WatchDeploymentsResponse:
         return pb.WatchDeploymentsResponse(
             kind=kind, revision=revision(self._n, self.epoch), complete=self.complete
         )
@@ -158,6 +159,7 @@ class SupervisorServer(DeploymentServiceServicer):
         view = self.deployments.get(request.name)
         if view is None:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, "DEPLOYMENT_UNKNOWN")
+            raise AssertionError("abort returned")
         view.state = types.DEPLOYMENT_STATE_DELETING
         self.put(view)
         return pb.DeleteDeploymentResponse(durable=True)

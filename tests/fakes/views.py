@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from stagekeeper.v1 import deployment_service_pb2 as pb
 from stagekeeper.v1 import types_pb2 as types
@@ -17,7 +18,7 @@ def shard(
     stage_id: int = 0,
     stage_name: str = "encoder",
     worker_id: str = "w0",
-    worker_state: int = types.WORKER_STATE_ALIVE,
+    worker_state: Any = types.WORKER_STATE_ALIVE,
     idempotent: Iterable[str] = (),
 ) -> pb.RoutedShard:
     """One shard that serves at `url`."""
@@ -36,7 +37,7 @@ def shard(
 
 
 def replica(
-    index: int, *shards: pb.RoutedShard, state: int = READY, reason: str = "", next_action: str = ""
+    index: int, *shards: pb.RoutedShard, state: Any = READY, reason: str = "", next_action: str = ""
 ) -> pb.Replica:
     """One replica."""
     return pb.Replica(
@@ -49,7 +50,7 @@ def deployment(
     *replicas: pb.Replica,
     stages: Iterable[str] = ("encoder",),
     entry: str = "",
-    state: int = types.DEPLOYMENT_STATE_READY,
+    state: Any = types.DEPLOYMENT_STATE_READY,
     reason: str = "",
 ) -> pb.Deployment:
     """One deployment, with a spec unless `stages` is empty."""

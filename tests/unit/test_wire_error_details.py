@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from google.rpc import status_pb2
+from google.rpc import status_pb2  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -322,7 +322,8 @@ def test_too_large_payload_says_which_part_is_large():
 
 
 def test_json_refuses_a_mix_of_arguments_it_cannot_say():
-    for args, kwargs in [((1, 2), {}), ((1,), {"a": 1}), (({},), {})]:
+    mixes: list[tuple[tuple, dict]] = [((1, 2), {}), ((1,), {"a": 1}), (({},), {})]
+    for args, kwargs in mixes:
         with pytest.raises(PayloadError, match="MessagePack"):
             codec.encode_arguments(args, kwargs, JSON)
 
