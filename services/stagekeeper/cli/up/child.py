@@ -196,6 +196,7 @@ class Child:
             code = await process.wait()
         except asyncio.CancelledError:
             self._signal(signal.SIGKILL)
+            await process.wait()
             raise
         return describe_exit(code), code
 

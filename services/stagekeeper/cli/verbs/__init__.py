@@ -18,6 +18,7 @@ from stagekeeper.cli.verbs.init import init
 from stagekeeper.cli.verbs.logs import logs
 from stagekeeper.cli.verbs.status import status
 from stagekeeper.cli.verbs.supervisor import supervisor
+from stagekeeper.cli.verbs.up import up
 from stagekeeper.cli.verbs.validate import validate
 
 HELP = """Keep multi-stage models serving while the things around them fail.
@@ -27,7 +28,7 @@ Exit codes: 0 done, 1 it failed, 2 usage, 69 nobody answers, 70 a bug,
 78 bad spec, 130 Ctrl-C.
 """
 
-_VERBS = (init, validate, supervisor, agent, deploy, status, call, logs, delete)
+_VERBS = (init, validate, up, supervisor, agent, deploy, status, call, logs, delete)
 """In the order in which somebody new needs them."""
 
 
