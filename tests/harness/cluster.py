@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stagekeeper.client import Client
+from stagekeeper.v1 import deployment_service_pb2 as deployments
 from stagekeeper.v1 import types_pb2
 from tests.harness.processes import Program, processes_naming, start_ticks
 from tests.harness.waiting import wait_for
@@ -120,11 +121,26 @@ class Cluster:
 
     async def workers_alive(self, count: int, client: Client) -> None:
         async def look() -> bool:
-            listed = await client.workers()
-            alive = [w for w in listed if w.state == types_pb2.WORKER_STATE_ALIVE]
-            return len(alive) >= count
+            listed = (await client.workers()).workers
+            return sum(w.state == types_pb2.WORKER_STATE_ALIVE for w in listed) >= count
 
         await wait_for(look, f"{count} workers are ALIVE")
+
+    async def all_ready(self, name: str, replicas: int, client: Client) -> deployments.Deployment:
+        """Wait until so many replicas of a deployment are READY; return the deployment."""
+
+        async def look() -> deployments.Deployment | None:
+            found = await client.get(name)
+            ready = [r for r in found.replicas if r.state == types_pb2.REPLICA_STATE_READY]
+            return found if len(ready) == replicas else None
+
+        deployment: deployments.Deployment = await wait_for(
+            look, f"{name} is READY {replicas} times"
+        )
+        return deployment
+
+    async def no_stage_left(self) -> None:
+        await wait_for(lambda: not self.stage_processes(), "no stage process is left")
 
     def stage_processes(self) -> dict[int, int]:
         """Return the live stage processes of the cluster: pid → start ticks."""

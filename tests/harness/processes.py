@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.harness.waiting import wait_for
+from tests.harness.waiting import GiveUp, wait_for
 
 
 class Program:
@@ -78,7 +78,7 @@ class Program:
         return self.exit_code
 
 
-class ProgramEnded(Exception):
+class ProgramEnded(GiveUp):
     """A program ended while something was expected of it."""
 
 

@@ -10,6 +10,10 @@ from typing import Any
 POLL_S = 0.02
 
 
+class GiveUp(Exception):
+    """Raised by a probe: what is waited for cannot come any more."""
+
+
 async def wait_for(probe: Callable[[], Any], what: str, *, within_s: float = 30.0) -> Any:
     """Call `probe` until it returns something true, and return that.
 
@@ -25,6 +29,8 @@ async def wait_for(probe: Callable[[], Any], what: str, *, within_s: float = 30.
                 last = await asyncio.wait_for(last, max(0.1, deadline - time.monotonic()))
             if last:
                 return last
+        except GiveUp:
+            raise
         except Exception as error:
             last = error
         if time.monotonic() >= deadline:

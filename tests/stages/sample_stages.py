@@ -151,3 +151,34 @@ class Stubborn(Stage):
     @endpoint
     def block(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class Gated(Stage):
+    """Says which phase it has reached, and waits there until that phase's gate is opened.
+
+    Phase P is reached when `<gates>/P.reached` exists, and open once `<gates>/P.open` does.
+    """
+
+    def __init__(self, gates: str) -> None:
+        self.gates = Path(gates)
+
+    def load(self) -> None:
+        self._pass("LOAD")
+
+    def measure(self) -> None:
+        self._pass("MEASURE")
+
+    def allocate(self, budget_bytes: int) -> None:
+        self._pass("ALLOCATE")
+
+    def capture(self) -> None:
+        self._pass("CAPTURE")
+
+    @endpoint(idempotent=True)
+    def echo(self, text: str) -> str:
+        return text
+
+    def _pass(self, phase: str) -> None:
+        (self.gates / f"{phase}.reached").touch()
+        while not (self.gates / f"{phase}.open").exists():
+            time.sleep(0.01)
