@@ -365,7 +365,8 @@ async def test_progress_in_a_call_is_seen_and_bounded(stage, tmp_path):
     await wait_for(began.exists, "the endpoint runs")
     loop = asyncio.get_running_loop()
     stream = stage.watch()
-    times, counters = [], []
+    times: list[float] = []
+    counters: list[int] = []
     while len(times) < 8:
         state = await stream.read()
         times.append(loop.time())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -298,10 +299,9 @@ async def test_health_on_both_doors_and_reflection_on_the_port():
             (stage.control_channel, "stagekeeper.v1.StageControlService"),
             (stage.channel, "stagekeeper.v1.StageService"),
         ):
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             for name in ("", service):
-                answer = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=name)
-                )
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
                 assert answer.status == SERVING
 
         grpcurl = f"{sys.prefix}/bin/grpcurl"

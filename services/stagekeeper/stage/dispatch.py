@@ -234,9 +234,7 @@ class Dispatcher:
                 finally:
                     channel.close()
 
-        running = asyncio.ensure_future(
-            self._threads.run(work, run, on_end=lambda: self._activity.end(work))
-        )
+        running = asyncio.ensure_future(self._threads.run(work, run))
         try:
             async for payload in channel:
                 await send(payload)
@@ -244,8 +242,11 @@ class Dispatcher:
             await running
         except BaseException as error:
             channel.abandon()
-            running.add_done_callback(_forget_outcome)
             self._reraise(work, error)
+        finally:
+            # Over when its code has ended and its values are sent, whichever is later.
+            running.add_done_callback(_forget_outcome)
+            running.add_done_callback(lambda _: self._activity.end(work))
 
     # --- what comes back
 

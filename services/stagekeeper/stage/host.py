@@ -39,6 +39,9 @@ from stagekeeper.v1.stage_service_pb2_grpc import add_StageServiceServicer_to_se
 FAILURE_SHOWN_S = 10.0
 """How long a stage that did not come up waits for its agent to read why."""
 
+_SEND_S = 2.0
+"""What answers that are ready get to be sent, at the end."""
+
 _LEAVE_S = 3.0
 """What the model's own threads and exit handlers get at the very end."""
 
@@ -166,10 +169,12 @@ class StageHost:
         self._vitals.drains()
         await self._server.say_not_serving()
         await self._calls_ended()
-        for name in self._activity.cancel_calls():
+        given_up = self._activity.cancel_calls()
+        for name in given_up:
             _log.warning("a call to %s did not end within the budget and is given up", name)
         try:
-            await self._server.stop(0.0)
+            # A call is over when its code is; its answer may still be on its way out.
+            await self._server.stop(0.0 if given_up else _SEND_S)
         except TimeoutError:
             _log.warning("calls that were given up go on, and end with the process")
         await self._siblings.close()
