@@ -154,20 +154,28 @@ def _place_one(
 def _match(needs: _Needs, cards: Sequence[Card]) -> dict[int, Card] | None:
     """Give each card number a real card of its own that holds it; None when there is no way.
 
-    Augmenting paths (Kuhn, 1955): a number takes its first card unless whoever has it can move on.
+    Augmenting paths (Kuhn, 1955): a number takes the first free card that holds it, or else the
+    card of another number that can move on.
     """
     if len(needs) > len(cards):
         return None
+    fitting = {
+        number: [place for place, card in enumerate(cards) if _holds(card, wanted)]
+        for number, wanted in needs.items()
+    }
     holder: dict[int, int] = {}
 
     def settle(number: int, tried: set[int]) -> bool:
-        for place, card in enumerate(cards):
-            if place in tried or not _holds(card, needs[number]):
-                continue
-            tried.add(place)
-            if place not in holder or settle(holder[place], tried):
+        for place in fitting[number]:
+            if place not in holder:
                 holder[place] = number
                 return True
+        for place in fitting[number]:
+            if place not in tried:
+                tried.add(place)
+                if settle(holder[place], tried):
+                    holder[place] = number
+                    return True
         return False
 
     for number in needs:

@@ -1,0 +1,313 @@
+"""A registry with hand-made workers, for tests of the core: no socket, no clock, no store.
+
+`World` applies events at its own `now`, keeps what was written and asked, and checks after every
+event that the kept views are what a derivation from scratch says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stagekeeper.core.cluster import Cluster
+from stagekeeper.core.commands import (
+    CancelOperation,
+    Command,
+    Desired,
+    PublishChange,
+    Reply,
+    StartOperation,
+    StopSlot,
+    Work,
+    Write,
+)
+from stagekeeper.core.derive import derive_replica
+from stagekeeper.core.events import (
+    DeploymentDeleted,
+    DeploymentRequested,
+    Event,
+    HeartbeatReceived,
+    OperationEnded,
+    Ticked,
+    WorkerRegistered,
+)
+from stagekeeper.core.ids import (
+    ClusterName,
+    DeploymentName,
+    DeviceId,
+    Epoch,
+    Generation,
+    HostId,
+    InstanceId,
+    OperationId,
+    ReplicaIndex,
+    ReplicaKey,
+    WorkerId,
+)
+from stagekeeper.core.model import (
+    DeploymentSpec,
+    Device,
+    DeviceClaim,
+    Failure,
+    MemoryNeed,
+    OperationPlan,
+    OperationRecord,
+    ShardAddress,
+    ShardRecord,
+    StageSpec,
+    WorkerReport,
+)
+from stagekeeper.core.registry import Registry, RegistrySettings
+from stagekeeper.core.stage_sets import Claim
+from stagekeeper.core.states import OperationState, ShardState
+
+GIB = 2**30
+REIGN = Epoch(5, "supervisor-five")
+EARLIER = Epoch(4, "supervisor-four")
+
+
+def gen(n: int, epoch: Epoch = EARLIER) -> Generation:
+    return Generation(epoch, n)
+
+
+def shard(deployment="m", replica=0, stage=0, n=1, **changes) -> ShardRecord:
+    """A READY, committed shard of the only stage of a replica, of the n-th generation."""
+    record = ShardRecord(
+        deployment=deployment,
+        replica_index=replica,
+        stage_id=stage,
+        stage_name=f"s{stage}",
+        stage_count=1,
+        shard_index=0,
+        shard_count=1,
+        generation=gen(n),
+        operation_id=OperationId(f"4-x-{n}"),
+        instance_id=InstanceId(f"{deployment}/{replica}/{stage}/{n}"),
+        state=ShardState.READY,
+        committed=True,
+        spec_revision=1,
+        addresses=(ShardAddress("stage", "grpc", f"127.0.0.1:{4000 + n}"),),
+    )
+    return replace(record, **changes)
+
+
+def replica_shards(deployment="m", replica=0, stages=3, n=1, **changes) -> list[ShardRecord]:
+    return [
+        shard(deployment, replica, stage, n, stage_count=stages, **changes)
+        for stage in range(stages)
+    ]
+
+
+def device(index: int, total_bytes: int = 10 * GIB, **changes) -> Device:
+    return replace(Device(DeviceId(f"gpu-{index}"), "cuda", "H200", index, total_bytes), **changes)
+
+
+def report(worker="w1", shards: Iterable[ShardRecord] = (), **changes) -> WorkerReport:
+    made = WorkerReport(
+        worker_id=worker,
+        host_id=HostId(f"host-of-{worker}"),
+        incarnation=1,
+        revision=1,
+        agent_address="127.0.0.1:7071",
+        hostname=f"{worker}.local",
+        devices=(device(0), device(1)),
+        shards=tuple(shards),
+    )
+    return replace(made, **changes)
+
+
+def operation(n=1, state=OperationState.STARTING, deployment="m", replica=0, **changes):
+    """A record of the operation that `shard(n=n)` belongs to."""
+    record = OperationRecord(OperationId(f"4-x-{n}"), deployment, replica, gen(n), state)
+    return replace(record, **changes)
+
+
+def stage_spec(name="s0", **changes) -> StageSpec:
+    return replace(StageSpec(name, "models:Stage"), **changes)
+
+
+def spec(name="m", stages=1, replicas=1, **changes) -> DeploymentSpec:
+    made = DeploymentSpec(name, tuple(stage_spec(f"s{k}") for k in range(stages)), replicas)
+    return replace(made, **changes)
+
+
+def on_cards(*cards_and_shares, name="m", replicas=1, **changes) -> DeploymentSpec:
+    """A spec whose k-th stage wants (cards, utilization)."""
+    stages = tuple(
+        stage_spec(f"s{k}", devices=tuple(cards), memory=MemoryNeed(utilization=share))
+        for k, (cards, share) in enumerate(cards_and_shares)
+    )
+    return DeploymentSpec(name, stages, replicas, **changes)
+
+
+def desired(made: DeploymentSpec | None = None, **changes) -> Desired:
+    return replace(Desired(made or spec(), 1, False, False, 1_000.0), **changes)
+
+
+def started_shards(plan: OperationPlan, **changes) -> list[ShardRecord]:
+    """What an agent reports of a plan once it is READY and committed."""
+    return [
+        replace(
+            ShardRecord(
+                deployment=plan.deployment,
+                replica_index=plan.replica_index,
+                stage_id=stage.stage_id,
+                stage_name=stage.spec.name,
+                stage_count=plan.stage_count,
+                shard_index=0,
+                shard_count=1,
+                generation=plan.generation,
+                operation_id=plan.operation_id,
+                instance_id=InstanceId(f"{plan.operation_id}/{stage.stage_id}"),
+                state=ShardState.READY,
+                committed=True,
+                spec_revision=plan.spec_revision,
+                devices=tuple(
+                    DeviceClaim(it, (stage.spec.memory or MemoryNeed()).on_card(10 * GIB))
+                    for it in stage.device_ids
+                ),
+            ),
+            **changes,
+        )
+        for stage in plan.stages
+    ]
+
+
+def record_of(plan: OperationPlan, state: OperationState, **changes) -> OperationRecord:
+    made = OperationRecord(
+        plan.operation_id, plan.deployment, plan.replica_index, plan.generation, state
+    )
+    return replace(made, **changes)
+
+
+def only(kind: Any, commands: Iterable[Command]) -> list[Any]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+@dataclass
+class World:
+    """One registry and the time. A roster, wishes or tombstones make it begin in HOLD."""
+
+    desired: Collection[Desired] = ()
+    tombstones: dict[DeploymentName, Generation] = field(default_factory=dict)
+    roster: Collection[WorkerId] = ()
+    settings: RegistrySettings = field(default_factory=RegistrySettings)
+    durable: bool = True
+    is_new: bool | None = None
+    failures: Collection[Failure] = ()
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.registry = Registry(
+            cluster=ClusterName("default"),
+            epoch=REIGN,
+            settings=self.settings,
+            desired=self.desired,
+            tombstones=self.tombstones,
+            roster=self.roster,
+            failures=self.failures,
+            durable=self.durable,
+            now=self.now,
+            is_new=self.is_new,
+        )
+        self.written: list[Write] = []
+
+    def apply(self, event: Event) -> list[Command]:
+        try:
+            commands = self.registry.apply(event, now=self.now)
+        finally:
+            check_books(self.registry._cluster)
+        ranks = [_rank(command) for command in commands]
+        assert ranks == sorted(ranks), "reply, writes, work, changes"
+        assert ranks.count(0) <= 1
+        self.written += only(Write, commands)
+        return commands
+
+    def register(self, worker="w1", shards: Iterable[ShardRecord] = (), **changes) -> list[Command]:
+        """Register; the digest is made of the revision."""
+        made = report(worker, shards, **changes)
+        return self.apply(WorkerRegistered(made, b"%d" % made.revision))
+
+    def beat(self, worker="w1", incarnation=1, revision=1, digest: bytes | None = None):
+        return self.apply_beat(worker, incarnation, revision, digest)[0]
+
+    def apply_beat(self, worker="w1", incarnation=1, revision=1, digest: bytes | None = None):
+        known = b"%d" % revision if digest is None else digest
+        return self.apply(HeartbeatReceived(worker, incarnation, revision, known))
+
+    def tick(self, seconds: float = 0.0, stalled_s: float = 0.0) -> list[Command]:
+        self.now += seconds
+        return self.apply(Ticked(stalled_s))
+
+    def deploy(self, made: DeploymentSpec) -> list[OperationPlan]:
+        commands = self.apply(DeploymentRequested(made, 2_000.0))
+        return [it.plan for it in only(StartOperation, commands)]
+
+    def delete(self, name="m") -> list[Command]:
+        return self.apply(DeploymentDeleted(name))
+
+    def end(self, plan: OperationPlan, state=OperationState.COMMITTED, **changes) -> list[Command]:
+        record = record_of(plan, state, **changes)
+        return self.apply(OperationEnded(plan.operation_id, record))
+
+    def view(self, name="m"):
+        return self.registry.deployment(name)
+
+    def replica(self, index=0, name="m"):
+        return next(it for it in self.view(name).replicas if it.key.index == index)
+
+    def worker(self, worker="w1"):
+        return next(it for it in self.registry.workers(self.now) if it.worker_id == worker)
+
+
+def _rank(command: Command) -> int:
+    ranked: tuple[Any, ...] = (Reply, Write, Work, PublishChange)
+    for rank, kinds in enumerate(ranked):
+        if isinstance(command, kinds):
+            return rank
+    raise AssertionError(f"{command} is of no known kind")
+
+
+def stops(commands: Iterable[Command]) -> list[tuple]:
+    """(worker, deployment, replica, stage, n up to which) of each StopSlot."""
+    return [
+        (it.target.worker_id, it.slot.deployment, it.slot.index, it.slot.stage_id, it.up_to.n)
+        for it in only(StopSlot, commands)
+    ]
+
+
+def cancels(commands: Iterable[Command]) -> list[tuple]:
+    return [(it.target.worker_id, it.operation_id) for it in only(CancelOperation, commands)]
+
+
+def check_books(cluster: Cluster) -> None:
+    """Check the kept indexes and views against what the reports say, the slow way."""
+    claims: dict = {}
+    for worker in cluster.workers.values():
+        for record in worker.shards:
+            claims.setdefault(record.replica, {}).setdefault(worker.worker_id, [])
+            claims[record.replica][worker.worker_id].append(record)
+    assert {
+        key: {worker_id: list(records) for worker_id, records in by_worker.items()}
+        for key, by_worker in cluster.claims.items()
+    } == claims
+    kept = dict(cluster.views)
+    assert {(key.deployment, key.index) for key in kept} == {
+        (name, index) for name, indexes in cluster.indexes.items() for index in indexes
+    }
+    assert not cluster.touched and not cluster.touched_names and not cluster.due
+    assert not cluster.writes and not cluster.work
+    assert cluster.visible == cluster.desired.keys() | cluster.indexes.keys()
+    wanted = {
+        ReplicaKey(name, ReplicaIndex(index))
+        for name, it in cluster.desired.items()
+        for index in range(it.spec.replicas)
+    }
+    for key in wanted | kept.keys() | claims.keys():
+        made = [
+            Claim(worker_id, cluster.workers[worker_id].state, record)
+            for worker_id, records in reversed(claims.get(key, {}).items())
+            for record in reversed(records)
+        ]
+        assert derive_replica(key, made, cluster._context(key)) == kept.get(key)
