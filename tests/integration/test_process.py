@@ -281,3 +281,16 @@ async def test_closing_lets_the_process_go_on(tmp_path, mark):
 
     assert is_alive(handle.identity)
     waiter.cancel()
+
+
+async def test_exit_is_known_before_the_child_is_reaped(tmp_path, mark):
+    handle = start(tmp_path, mark, "sh", "-c", "exit 3").handle
+    assert handle.exit_status() is None or handle.exit_status() == ExitStatus(code=3)
+
+    await asyncio.wait_for(handle.wait(), 5)
+
+    assert handle.exit_status() == ExitStatus(code=3)
+    assert process.read_stat(handle.pid) is not None  # its number is still its own
+    assert handle.reap() == ExitStatus(code=3)
+    assert process.read_stat(handle.pid) is None
+    handle.close()

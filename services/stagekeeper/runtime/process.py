@@ -213,23 +213,23 @@ class ProcessHandle:
             self._loop.add_reader(self._pidfd, self._ended)
         await self._exited.wait()
 
+    def exit_status(self) -> ExitStatus | None:
+        """Return how a child ended; None for one that lives, and for other people's children."""
+        if self._child is not None and self._status is None:
+            self._look_at_end(os.WNOWAIT)
+        return self._status
+
     def reap(self) -> ExitStatus | None:
-        """Take the exit status of a child that ended; None for other people's children.
+        """Return the exit status and let the kernel forget the child. Repeats change nothing.
 
         Until this is called the pid of a child that ended, and its session, cannot become
-        another's. A second call answers the same.
+        another's.
         """
-        if self._child is not None and not self._is_reaped:
-            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-            if result is None:
-                return None
+        if self._child is not None and not self._is_reaped and self._look_at_end(0):
             self._is_reaped = True
-            if result.si_code == os.CLD_EXITED:
-                self._status = ExitStatus(code=result.si_status)
-                self._child.returncode = result.si_status
-            else:
-                self._status = ExitStatus(signal=result.si_status)
-                self._child.returncode = -result.si_status
+            assert self._status is not None
+            ended_by = self._status.signal
+            self._child.returncode = self._status.code if ended_by is None else -ended_by
         return self._status
 
     def close(self) -> None:
@@ -244,6 +244,16 @@ class ProcessHandle:
             )
         os.close(self._pidfd)
         self._pidfd = -1
+
+    def _look_at_end(self, flags: int) -> bool:
+        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | flags)
+        if result is None:
+            return False
+        is_exit = result.si_code == os.CLD_EXITED
+        self._status = (
+            ExitStatus(code=result.si_status) if is_exit else ExitStatus(signal=result.si_status)
+        )
+        return True
 
     def _ended(self) -> None:
         assert self._loop is not None

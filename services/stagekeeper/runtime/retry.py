@@ -1,8 +1,8 @@
 """Retries of the services: exponential, full jitter, a cap, and for ever unless told otherwise.
 
 Decided here: how long to wait after which failure, and that every failure is told. Not decided
-here: what is worth a retry, and what a failure means. Time and chance are arguments, so that a simulator
-runs the same code. Full jitter is the scheme of "Exponential Backoff and Jitter" (Brooker, 2015).
+here: what is worth a retry, and what a failure means. Time and chance are arguments, so that a
+simulator runs the same code. Full jitter as in "Exponential Backoff and Jitter" (Brooker, 2015).
 
 Invariant: no failed attempt passes without `on_failure` having been called.
 """

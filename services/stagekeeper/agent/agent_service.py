@@ -1,0 +1,219 @@
+"""`AgentService`: what the supervisor, and people who look, ask of this agent.
+
+Servicers convert, call and convert; what is decided is decided elsewhere. Commands carry a header
+that is checked first; reads have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+
+from stagekeeper.agent.authority import Authority
+from stagekeeper.agent.log_tail import follow, last_lines
+from stagekeeper.agent.operation import Operation
+from stagekeeper.agent.operations import Operations
+from stagekeeper.agent.records import RecordStore
+from stagekeeper.agent.stages import Stages
+from stagekeeper.agent.stopping import Stopping
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.ids import (
+    DeploymentName,
+    InstanceId,
+    OperationId,
+    ReplicaIndex,
+    SlotKey,
+    StageId,
+    WorkerId,
+)
+from stagekeeper.core.model import Device, OperationPlan, OperationRecord, ShardRecord
+from stagekeeper.runtime.convert import (
+    device_to_proto,
+    epoch_from_proto,
+    generation_from_proto,
+    operation_to_proto,
+    phase_to_proto,
+    plan_from_proto,
+    progress_to_proto,
+    shard_state_to_proto,
+    shard_to_proto,
+)
+from stagekeeper.runtime.errors import Context, answers_refusals
+from stagekeeper.v1 import agent_service_pb2 as pb
+from stagekeeper.v1 import types_pb2
+from stagekeeper.v1.agent_service_pb2_grpc import AgentServiceServicer
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["AgentService"].full_name
+
+_DEFAULT_LINES: Final = 100
+_MOST_LINES: Final = 10_000
+
+
+class AgentService(AgentServiceServicer):
+    """Serves one agent.
+
+    Args:
+        devices: reads the cards; None when they could not be read.
+    """
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        authority: Authority,
+        stages: Stages,
+        operations: Operations,
+        stopping: Stopping,
+        records: RecordStore,
+        devices: Callable[[], Iterable[Device] | None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._authority = authority
+        self._stages = stages
+        self._operations = operations
+        self._stopping = stopping
+        self._records = records
+        self._devices = devices
+        self._ending = asyncio.Event()
+
+    def end_streams(self) -> None:
+        """End what is followed: the agent ends. Operations end by themselves."""
+        self._ending.set()
+
+    @answers_refusals
+    async def InitStage(
+        self, request: pb.InitStageRequest, context: Context
+    ) -> AsyncIterator[pb.InitStageResponse]:
+        self._check(request.header)
+        if self._authority.is_draining:
+            raise Refused(Reason.DRAINING, "this agent ends and starts nothing new")
+        plan = plan_from_proto(request, self._worker_id)
+        committed = self._operations.committed_record(plan.operation_id)
+        if committed is not None:
+            yield _outcome(committed)
+            return
+        operation = await self._take_step(request.step, plan)
+        with self._operations.joined(operation):
+            if request.step == pb.OPERATION_STEP_START:
+                async for shard in operation.progress():
+                    yield pb.InitStageResponse(progress=_progress(shard, self._worker_id))
+            yield _outcome(operation.record)
+
+    @answers_refusals
+    async def CancelOperation(
+        self, request: pb.CancelOperationRequest, context: Context
+    ) -> pb.CancelOperationResponse:
+        self._check(request.header)
+        record = await self._operations.cancel(OperationId(request.operation_id), request.reason)
+        return pb.CancelOperationResponse(
+            operation=None if record is None else operation_to_proto(record)
+        )
+
+    @answers_refusals
+    async def StopStage(
+        self, request: pb.StopStageRequest, context: Context
+    ) -> pb.StopStageResponse:
+        self._check(request.header)
+        if not request.HasField("up_to_generation"):
+            raise bad_fields([FieldProblem("up_to_generation", "is missing")])
+        outcome = await self._stopping.stop_slot(
+            _slot(request),
+            generation_from_proto(request.up_to_generation),
+            max(0.0, request.budget_s) if request.HasField("budget_s") else None,
+            request.reason,
+        )
+        return pb.StopStageResponse(stopped_count=outcome.stopped_count, killed=outcome.killed)
+
+    @answers_refusals
+    async def ListStages(
+        self, request: pb.ListStagesRequest, context: Context
+    ) -> pb.ListStagesResponse:
+        return pb.ListStagesResponse(
+            shards=[shard_to_proto(shard) for shard in self._stages.shards()],
+            operations=[operation_to_proto(it) for it in self._operations.records()],
+        )
+
+    @answers_refusals
+    async def GetInventory(
+        self, request: pb.GetInventoryRequest, context: Context
+    ) -> pb.GetInventoryResponse:
+        devices = self._devices()
+        if devices is None:
+            return pb.GetInventoryResponse(inventory_unknown=True)
+        return pb.GetInventoryResponse(devices=[device_to_proto(device) for device in devices])
+
+    @answers_refusals
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: Context
+    ) -> pb.DrainWorkerResponse:
+        raise Refused(
+            Reason.NOT_YET,
+            "draining a worker is not built yet: delete the deployments that lie on it",
+        )
+
+    @answers_refusals
+    async def ReadStageLog(
+        self, request: pb.ReadStageLogRequest, context: Context
+    ) -> AsyncIterator[pb.ReadStageLogResponse]:
+        instance_id = self._instance_with_log(request)
+        path = self._records.log_path(instance_id)
+        count = min(request.last_lines or _DEFAULT_LINES, _MOST_LINES)
+        if not request.follow:
+            lines = await asyncio.to_thread(last_lines, path, count)
+            yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
+            return
+
+        def is_over() -> bool:
+            live = {stage.instance_id for stage in self._stages if stage.holds_processes}
+            return instance_id not in live or self._ending.is_set()
+
+        async for lines in follow(path, count, is_over=is_over):
+            yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
+
+    async def _take_step(self, step: pb.OperationStep.ValueType, plan: OperationPlan) -> Operation:
+        if step == pb.OPERATION_STEP_RESERVE:
+            return self._operations.reserve(plan)
+        if step == pb.OPERATION_STEP_START:
+            return self._operations.start(plan)
+        if step == pb.OPERATION_STEP_COMMIT:
+            return await self._operations.commit(plan)
+        raise bad_fields([FieldProblem("step", f"{step} is no step of an operation")])
+
+    def _check(self, header: pb.CommandHeader) -> None:
+        self._authority.check(header.cluster, epoch_from_proto(header.epoch), header.incarnation)
+
+    def _instance_with_log(self, request: pb.ReadStageLogRequest) -> InstanceId:
+        instances = self._records.instances_of(_slot(request))
+        place = 1 if request.previous else 0
+        if len(instances) > place:
+            return instances[place]
+        what = "no earlier instance of it" if instances else "no log of it"
+        raise Refused(
+            Reason.STAGE_UNKNOWN,
+            f"{request.deployment} replica {request.replica_index} stage {request.stage_id}: "
+            f"worker {self._worker_id} has {what}",
+        )
+
+
+def _slot(request: pb.StopStageRequest | pb.ReadStageLogRequest) -> SlotKey:
+    return SlotKey(
+        DeploymentName(request.deployment),
+        ReplicaIndex(request.replica_index),
+        StageId(request.stage_id),
+    )
+
+
+def _outcome(record: OperationRecord) -> pb.InitStageResponse:
+    return pb.InitStageResponse(outcome=operation_to_proto(record))
+
+
+def _progress(shard: ShardRecord, worker_id: WorkerId) -> types_pb2.StageProgress:
+    return types_pb2.StageProgress(
+        replica_index=shard.replica_index,
+        stage_id=shard.stage_id,
+        stage_name=shard.stage_name,
+        worker_id=worker_id,
+        state=shard_state_to_proto(shard.state),
+        phase=phase_to_proto(shard.phase),
+        progress=progress_to_proto(shard.progress),
+    )

@@ -1,0 +1,357 @@
+"""One agent, put together and taken apart again.
+
+The order of a start is a promise: locks, then this life's incarnation on disk, then everything
+recorded is taken over, then the agent serves, and only then it registers. Decided here: that order,
+and what an agent does about its own end. Invariant: `stop` leaves no task, no port and no lock, and
+every stage that is in service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import structlog
+
+from stagekeeper.agent import agent_service
+from stagekeeper.agent.adoption import Adoption
+from stagekeeper.agent.agent_service import AgentService
+from stagekeeper.agent.authority import Authority
+from stagekeeper.agent.connection import AuthorityEnded
+from stagekeeper.agent.deaths import Deaths
+from stagekeeper.agent.devices import Inventory
+from stagekeeper.agent.ending import kill_processes
+from stagekeeper.agent.entrypoints import Entrypoints
+from stagekeeper.agent.failures import FailureSpool
+from stagekeeper.agent.host_lock import FileLock, make_lock_dir, take_worker_lock
+from stagekeeper.agent.host_memory import parse_devices
+from stagekeeper.agent.identity import AgentIdentity
+from stagekeeper.agent.ledger import Ledger
+from stagekeeper.agent.oom import OomWitness
+from stagekeeper.agent.operation_start import OperationStart
+from stagekeeper.agent.operation_store import OperationStore
+from stagekeeper.agent.operations import Operations
+from stagekeeper.agent.records import RecordStore
+from stagekeeper.agent.reservation import Admission
+from stagekeeper.agent.session import Session
+from stagekeeper.agent.settings import AgentSettings
+from stagekeeper.agent.spawning import Spawner
+from stagekeeper.agent.stage_process import StageProcess
+from stagekeeper.agent.stages import Stages
+from stagekeeper.agent.stopping import Stopping
+from stagekeeper.agent.surroundings import look_around
+from stagekeeper.agent.transport import GrpcTransport, Transport
+from stagekeeper.agent.worker_slice import WorkerSlice
+from stagekeeper.core.ids import FailureId, OperationId
+from stagekeeper.core.model import Failure, WorkerReport
+from stagekeeper.runtime.clock import Clock, SystemClock
+from stagekeeper.runtime.process import resident_bytes
+from stagekeeper.runtime.server import Server
+from stagekeeper.runtime.tasks import TaskOwner
+from stagekeeper.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
+
+_log = structlog.get_logger(__name__)
+
+_FIGURES_INTERVAL_S: Final = 5.0
+_GOODBYE_S: Final = 10.0
+"""What the end of an agent may take: for undoing what is not committed, and for stops under way."""
+_FLUSH_S: Final = 1.0
+
+
+class Agent:
+    """One agent of one host.
+
+    Args:
+        transport: the network towards supervisors; by default gRPC to `settings.endpoint`.
+
+    Attributes:
+        failed: gets the error that the agent cannot go on after.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        clock: Clock | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._transport = transport or GrpcTransport(settings.endpoint)
+        self._owner = TaskOwner("agent", self._task_failed)
+        self._locks: list[FileLock] = []
+        self._figures_read_at = float("-inf")
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def address(self) -> str:
+        """Where others reach `AgentService`."""
+        return self._address
+
+    @property
+    def identity(self) -> AgentIdentity:
+        return self._identity
+
+    async def start(self) -> None:
+        """Take over what is there, serve, and begin to look for a supervisor.
+
+        Raises:
+            SettingsError: the settings cannot work.
+            LockHeld: an agent of this worker id, or of this state directory, runs already.
+            IdentityUnreadable, AddressTaken, OSError: it cannot run here.
+        """
+        settings = self._settings
+        settings.check()
+        self._directory = settings.directory
+        self._directory.create()
+        try:
+            make_lock_dir(settings.lock_dir)
+            self._locks.append(take_worker_lock(settings.lock_dir, settings.worker_id))
+            self._locks.append(
+                FileLock.take(self._directory.lock_file, f"state dir {self._directory.root}")
+            )
+            self._surroundings = await asyncio.to_thread(look_around)
+            await self._take_over()
+            await self._serve()
+        except BaseException:
+            await self._let_go()
+            raise
+        self._session = Session(
+            settings,
+            self._identity,
+            self._authority,
+            self._slice,
+            self,
+            transport=self._transport,
+            clock=self._clock,
+            random=random.random,
+            on_beat=self._read_figures,
+        )
+        self._session_task = self._owner.start("session", self._run_session())
+
+    async def stop(self) -> None:
+        """Undo what is not committed, and let go of everything else, which goes on."""
+        self._authority.is_draining = True
+        await self._undo_uncommitted()
+        if not self._session_task.done():
+            await self._session.flush(_FLUSH_S)
+        self._session_task.cancel()
+        await asyncio.wait({self._session_task})
+        await self._server.stop(0.5)
+        await self._let_go()
+
+    # --- what the session asks for
+
+    def settle(
+        self, failure_ids: Iterable[FailureId], operation_ids: Iterable[OperationId]
+    ) -> None:
+        if self._spool.settle(failure_ids):
+            self._slice.changed()
+        self._operations.settle(operation_ids)
+
+    def unsettled_failures(self) -> tuple[Failure, ...]:
+        return self._spool.pending
+
+    # --- the start
+
+    async def _take_over(self) -> None:
+        settings, directory = self._settings, self._directory
+        records, store = RecordStore(directory), OperationStore(directory)
+        found, operation_files = records.load(), store.load()
+        self._identity = AgentIdentity.next_life(
+            directory.identity_file,
+            settings.worker_id,
+            recorded_incarnation=max((it.incarnation for it in found), default=0),
+        )
+        self._authority = Authority(settings.cluster, self._identity)
+        domain = f"{self._identity.host_id}/{settings.worker_id}"
+        self._inventory = Inventory(parse_devices(settings.devices, domain))
+        self._ledger = Ledger(self._inventory.by_id.values())
+        self._slice = WorkerSlice(settings.cluster, self._report)
+        self._spool = FailureSpool(directory)
+        self._spool.load()
+        self._oom = OomWitness()
+        self._records = records
+        deaths = Deaths(settings.worker_id, self._spool, records, self._oom, self._clock)
+        self._stages = Stages(
+            records, self._ledger, deaths, self._owner, self._clock, self._slice.changed
+        )
+        spawner = Spawner(
+            settings,
+            records,
+            self._stages,
+            self._ledger,
+            self._inventory.by_id,
+            self._identity,
+            self._clock,
+        )
+        self._operations = Operations(
+            store,
+            self._stages,
+            self._ledger,
+            Admission(
+                store,
+                self._stages,
+                self._ledger,
+                Entrypoints(settings.allow, settings.pythonpath),
+            ),
+            OperationStart(
+                spawner, self._stages, deaths, rollback_budget_s=settings.rollback_budget_s
+            ),
+            self._owner,
+            lease_s=settings.operation_lease_s,
+            on_change=self._slice.changed,
+        )
+        self._stopping = Stopping(self._stages, self._operations, self._owner)
+        deaths.on_failure = self._stage_failed
+        adopted = await Adoption(self._stages, self._operations, store, deaths, self._stopping).run(
+            found, operation_files, wait_s=settings.adopt_wait_s
+        )
+        _log.info(
+            "taken over",
+            worker=settings.worker_id,
+            incarnation=self._identity.incarnation,
+            held=adopted.held_count,
+            gone=adopted.gone_count,
+            cleaned=adopted.cleaned_count,
+        )
+
+    async def _serve(self) -> None:
+        self._service = AgentService(
+            self._settings.worker_id,
+            self._authority,
+            self._stages,
+            self._operations,
+            self._stopping,
+            self._records,
+            lambda: self._inventory.read(self._stages, self._ledger),
+        )
+        self._server = Server(
+            self._settings.listen,
+            [agent_service.SERVICE],
+            [lambda server: add_AgentServiceServicer_to_server(self._service, server)],
+            ends_streams=[self._service],
+        )
+        bound = await self._server.start()
+        self._address = self._settings.advertised(bound)
+
+    async def _run_session(self) -> None:
+        try:
+            await self._session.run()
+        except AuthorityEnded as ended:
+            _log.error(
+                "this agent obeys nobody any more; its stages go on, and it can be ended",
+                worker=self._settings.worker_id,
+                why=str(ended),
+            )
+
+    # --- while it runs
+
+    def _report(self) -> WorkerReport:
+        return WorkerReport(
+            worker_id=self._settings.worker_id,
+            host_id=self._identity.host_id,
+            incarnation=self._identity.incarnation,
+            revision=0,
+            agent_address=self._address,
+            hostname=self._identity.hostname,
+            stages_outlive_agent=self._surroundings.stages_outlive_agent,
+            outlive_reason=self._surroundings.reason,
+            highest_epoch=self._identity.highest_epoch,
+            devices=self._inventory.read(self._stages, self._ledger),
+            shards=tuple(self._stages.shards()),
+            operations=tuple(self._operations.records()),
+            failures=self._spool.pending,
+        )
+
+    def _stage_failed(self, stage: StageProcess, failure: Failure) -> None:
+        self._slice.changed()
+        self._operations.stage_failed(stage, failure)
+
+    def _read_figures(self) -> None:
+        """Look at each stage's signs of life; at its memory less often, which costs more."""
+        self._oom.look()
+        for stage in self._stages:
+            stage.look_at_busy(self._settings.busy_after_s, self._settings.stall_after_s)
+        now = self._clock.monotonic()
+        if now - self._figures_read_at < _FIGURES_INTERVAL_S:
+            return
+        self._figures_read_at = now
+        for stage in self._stages:
+            if stage.handle is not None and stage.holds_processes:
+                stage.update(memory_bytes=resident_bytes(stage.handle.pid))
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        """Fail fast: the next agent takes everything over, and an unwatched stage helps nobody."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+        _log.debug("a task failed", task=name, error=str(error))
+
+    # --- the end
+
+    async def _undo_uncommitted(self) -> None:
+        undoing: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._operations.undo(it, "its agent was asked to end"))
+            for it in self._operations.unended()
+        ]
+        ending: set[asyncio.Future[Any]] = {*undoing, *self._stopping.tasks}
+        if not ending:
+            return
+        _, pending = await asyncio.wait(ending, timeout=_GOODBYE_S / 2)
+        if pending:
+            uncommitted = [it for it in self._stages if self._operations.holder_of(it) is not None]
+            for stage in uncommitted:
+                _ = self._owner.start(f"kill {stage.instance_id[:8]}", kill_processes(stage))
+            await asyncio.wait(pending, timeout=_GOODBYE_S / 2)
+        for task in undoing:
+            task.cancel()
+
+    async def _let_go(self) -> None:
+        """Let go of tasks, processes and locks; the processes go on."""
+        await self._owner.stop()
+        for stage in getattr(self, "_stages", ()):
+            if stage.handle is not None:
+                stage.handle.close()
+            if stage.link is not None:
+                await stage.link.close()
+                stage.link = None
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()  # it was told to whoever waits for it
+        else:
+            self.failed.cancel()
+
+
+async def run(
+    settings: AgentSettings,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[str], None],
+) -> None:
+    """Run one agent until `stop` is set.
+
+    Args:
+        stop: set by whoever runs this, on SIGTERM for one.
+        ready: called once with the address of `AgentService`, when it answers and all is taken
+            over; whether a supervisor was found is another matter.
+
+    Raises:
+        SupervisorNotFound: none was found within `max_wait_s`.
+        SettingsError, LockHeld, IdentityUnreadable, AddressTaken: it could not start.
+    """
+    agent = Agent(settings)
+    await agent.start()
+    stopping = asyncio.create_task(stop.wait(), name="agent/asked to end")
+    try:
+        ready(agent.address)
+        ends: set[asyncio.Future[Any]] = {stopping, agent.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if agent.failed.done():
+            agent.failed.result()
+    finally:
+        stopping.cancel()
+        await agent.stop()

@@ -1,0 +1,66 @@
+"""Where an agent keeps what, below its state directory.
+
+One folder per worker id, so that several agents of one host may share a state directory. Names from
+outside become file names by quoting; nobody reads an identity back from a file name.
+
+Invariant: a socket's path fits into what the kernel takes for one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from stagekeeper.core.ids import InstanceId, WorkerId
+
+SOCKET_PATH_BYTES: Final = 107
+"""A unix socket's path, without its closing zero (`man 7 unix`)."""
+
+SOCKET_NAME_LENGTH: Final = 12
+
+
+def file_name(identity: str) -> str:
+    """Make a file name of any identity; different ones make different names."""
+    return quote(identity, safe="").replace(".", "%2E")
+
+
+class AgentDirectory:
+    """The folder of one worker id."""
+
+    def __init__(self, state_dir: Path, worker_id: WorkerId) -> None:
+        self.root = state_dir.absolute() / "agents" / file_name(worker_id)
+        self.lock_file = self.root / "lock"
+        self.identity_file = self.root / "identity.json"
+        self.generations_file = self.root / "generations.json"
+        self.stages = self.root / "stages"
+        self.operations = self.root / "operations"
+        self.failures = self.root / "failures"
+        self.sockets = self.root / "sock"
+        # Shared by all agents of the state directory: what a stage caches depends on no worker.
+        self.cache = state_dir.absolute() / "cache"
+
+    @property
+    def longest_socket_bytes(self) -> int:
+        """The length that the path of each stage's socket has."""
+        return len(str(self.sockets / ("0" * SOCKET_NAME_LENGTH)).encode())
+
+    def create(self) -> None:
+        """Make the folders that are missing; only their owner may look into them."""
+        for folder in (
+            self.root,
+            self.stages,
+            self.operations,
+            self.failures,
+            self.sockets,
+            self.cache,
+        ):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def run_dir(self, instance_id: InstanceId) -> Path:
+        """The folder of one stage process."""
+        return self.stages / instance_id
+
+    def socket(self, instance_id: InstanceId) -> Path:
+        """Where one stage process listens for its agent."""
+        return self.sockets / instance_id[:SOCKET_NAME_LENGTH]

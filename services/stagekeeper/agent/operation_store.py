@@ -1,0 +1,108 @@
+"""What is on disk about operations, and the highest generation that each slot has seen.
+
+An operation is written before its first spawn and after each step; its file is the one place that
+says whether it is committed. Generations outlive the operations and the stages that used them: that
+is what a late command is fenced by.
+
+Invariant: a generation that a stage was started with is on disk, in an operation or in its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from stagekeeper.agent.directory import AgentDirectory, file_name
+from stagekeeper.agent.durable_file import remove_durably, rename_durably, write_durably
+from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
+from stagekeeper.core.model import OperationRecord
+
+_log = structlog.get_logger(__name__)
+
+
+class OperationFile(msgspec.Struct, frozen=True):
+    """An operation as the disk knows it; `stage_ids` are its stages on this worker."""
+
+    record: OperationRecord
+    stage_ids: tuple[StageId, ...]
+
+    @property
+    def slots(self) -> Iterable[SlotKey]:
+        for stage_id in self.stage_ids:
+            yield SlotKey(self.record.deployment, self.record.replica_index, stage_id)
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    slot: SlotKey
+    generation: Generation
+
+
+class OperationStore:
+    """The operations and generations of one agent."""
+
+    def __init__(self, directory: AgentDirectory) -> None:
+        self._directory = directory
+        self._generations: dict[SlotKey, Generation] = {}
+
+    def load(self) -> list[OperationFile]:
+        """Read all; a file that cannot be read is set aside alone, and told."""
+        for entry in self._load_generations():
+            self._raise(entry.slot, entry.generation)
+        found = []
+        for path in sorted(self._directory.operations.glob("*.json")):
+            try:
+                operation = msgspec.json.decode(path.read_bytes(), type=OperationFile)
+            except msgspec.DecodeError as error:
+                rename_durably(path, path.with_suffix(".damaged"))
+                _log.error(
+                    "an operation's file is damaged and was set aside",
+                    file=str(path.with_suffix(".damaged")),
+                    error=str(error),
+                )
+                continue
+            found.append(operation)
+            for slot in operation.slots:
+                self._raise(slot, operation.record.generation)
+        return found
+
+    def write(self, operation: OperationFile) -> None:
+        """Replace an operation's file; it is on disk when this returns."""
+        for slot in operation.slots:
+            self._raise(slot, operation.record.generation)
+        write_durably(self._path(operation.record.operation_id), msgspec.json.encode(operation))
+
+    def remove(self, operation_id: OperationId) -> None:
+        """Forget an operation; its generation is kept."""
+        entries = [_Slot(slot, generation) for slot, generation in self._generations.items()]
+        write_durably(self._directory.generations_file, msgspec.json.encode(entries))
+        remove_durably(self._path(operation_id))
+
+    def highest_generation(self, slot: SlotKey) -> Generation | None:
+        """Return the highest generation that the slot has seen, stopped ones too."""
+        return self._generations.get(slot)
+
+    def note_generation(self, slot: SlotKey, generation: Generation) -> None:
+        """Count a generation that a stage record shows; it is not written for that alone."""
+        self._raise(slot, generation)
+
+    def _raise(self, slot: SlotKey, generation: Generation) -> None:
+        known = self._generations.get(slot)
+        if known is None or generation > known:
+            self._generations[slot] = generation
+
+    def _load_generations(self) -> list[_Slot]:
+        path = self._directory.generations_file
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=list[_Slot])
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as error:
+            rename_durably(path, path.with_suffix(".damaged"))
+            _log.error("the generations of slots are damaged and were set aside", error=str(error))
+            return []
+
+    def _path(self, operation_id: OperationId) -> Path:
+        return self._directory.operations / f"{file_name(operation_id)}.json"

@@ -1,0 +1,183 @@
+"""What is on disk about each stage process: enough for another agent to take it over.
+
+A record is written as an intent before its process exists, and is removed only when all that
+belonged to the process is proven gone. A removed record leaves its log behind for a while: the last
+two instances of a slot keep theirs.
+
+Invariant: a process that an agent let go is on record with its pid and ticks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from stagekeeper.agent.directory import AgentDirectory
+from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_durably
+from stagekeeper.core.ids import InstanceId, SlotKey
+from stagekeeper.core.model import ShardRecord
+from stagekeeper.runtime.launch import LAUNCH_FILE, LOG_FILE, Launch, read_launch, write_launch
+from stagekeeper.runtime.process import ProcessIdentity
+
+_log = structlog.get_logger(__name__)
+
+RECORD_FILE: Final = "record.json"
+ENDED_FILE: Final = "ended.json"
+DAMAGED_FILE: Final = "record.damaged"
+KEPT_LOGS_PER_SLOT: Final = 2
+KEPT_LOGS: Final = 64
+
+
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage process as the disk knows it.
+
+    Attributes:
+        incarnation: the life of the agent that wrote it last.
+        boot_id: of the host when the process was started; after another boot it is gone.
+        pid, start_ticks: 0 as long as there is only the intent.
+        shard: what is reported of it; the state is the last that had to survive (STARTING, READY,
+            STOPPING, FAILED), phases and figures are not kept here.
+    """
+
+    incarnation: int
+    boot_id: str
+    shard: ShardRecord
+    control_socket: str
+    stop_budget_s: float
+    pid: int = 0
+    start_ticks: int = 0
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.shard.instance_id
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """The main process; None for an intent."""
+        return ProcessIdentity(self.pid, self.start_ticks) if self.pid else None
+
+
+class EndedInstance(msgspec.Struct, frozen=True):
+    """An instance of which only the log is left."""
+
+    slot: SlotKey
+    instance_id: InstanceId
+    order: tuple[int, str, int, int]
+
+
+class RecordStore:
+    """The stage records of one agent, and the logs of the instances that have ended."""
+
+    def __init__(self, directory: AgentDirectory) -> None:
+        self._directory = directory
+        self._live: dict[InstanceId, StageRecord] = {}
+        self._ended: dict[InstanceId, EndedInstance] = {}
+
+    def load(self) -> list[StageRecord]:
+        """Read every record. One that cannot be read is set aside alone, and told."""
+        for folder in sorted(self._directory.stages.iterdir()):
+            record = _read_or_set_aside(folder)
+            if record is not None:
+                self._live[record.instance_id] = record
+            ended = _read_ended(folder)
+            if ended is not None and record is None:
+                self._ended[ended.instance_id] = ended
+        return list(self._live.values())
+
+    def prepare(self, record: StageRecord, launch: Launch) -> Path:
+        """Write an intent and the launch file; return the path of the launch file."""
+        folder = self._directory.run_dir(record.instance_id)
+        folder.mkdir(mode=0o700)
+        sync_folder(folder.parent)
+        launch_path = folder / LAUNCH_FILE
+        write_launch(launch, launch_path)
+        self.write(record)
+        return launch_path
+
+    def write(self, record: StageRecord) -> None:
+        """Replace a record; it is on disk when this returns."""
+        path = self._directory.run_dir(record.instance_id) / RECORD_FILE
+        write_durably(path, msgspec.json.format(msgspec.json.encode(record)))
+        self._live[record.instance_id] = record
+
+    def launch_of(self, instance_id: InstanceId) -> Launch:
+        """Read what an instance was started with."""
+        return read_launch(self._directory.run_dir(instance_id) / LAUNCH_FILE)
+
+    def end(self, record: StageRecord) -> None:
+        """Forget a process that is proven gone, and keep its log for a while."""
+        folder = self._directory.run_dir(record.instance_id)
+        ended = _ended_of(record)
+        write_durably(folder / ENDED_FILE, msgspec.json.encode(ended))
+        rename_durably(folder / RECORD_FILE, folder / "record.ended")
+        self._live.pop(record.instance_id, None)
+        self._ended[ended.instance_id] = ended
+        Path(record.control_socket).unlink(missing_ok=True)
+        self._prune(ended.slot)
+
+    def log_path(self, instance_id: InstanceId) -> Path:
+        return self._directory.run_dir(instance_id) / LOG_FILE
+
+    def instances_of(self, slot: SlotKey) -> list[InstanceId]:
+        """Return the instances of a slot that have a log, the newest first."""
+        known = [
+            _ended_of(record) for record in self._live.values() if record.shard.slot == slot
+        ] + [ended for ended in self._ended.values() if ended.slot == slot]
+        return [it.instance_id for it in sorted(known, key=lambda it: it.order, reverse=True)]
+
+    def _prune(self, slot: SlotKey) -> None:
+        for instance_id in list(self._superfluous(slot)):
+            del self._ended[instance_id]
+            shutil.rmtree(self._directory.run_dir(instance_id), ignore_errors=True)
+
+    def _superfluous(self, slot: SlotKey) -> Iterator[InstanceId]:
+        for instance_id in self.instances_of(slot)[KEPT_LOGS_PER_SLOT:]:
+            if instance_id in self._ended:
+                yield instance_id
+        # Slots of deployments that are long deleted: the first in are the first out.
+        yield from list(self._ended)[: max(0, len(self._ended) - KEPT_LOGS)]
+
+
+def _ended_of(record: StageRecord) -> EndedInstance:
+    generation, shard = record.shard.generation, record.shard
+    return EndedInstance(
+        slot=shard.slot,
+        instance_id=record.instance_id,
+        order=(
+            generation.epoch.number,
+            generation.epoch.supervisor_id,
+            generation.n,
+            shard.attempt,
+        ),
+    )
+
+
+def _read_or_set_aside(folder: Path) -> StageRecord | None:
+    path = folder / RECORD_FILE
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=StageRecord)
+        if record.instance_id != folder.name:
+            raise msgspec.ValidationError(f"it names instance {record.instance_id}")
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        rename_durably(path, folder / DAMAGED_FILE)
+        _log.error(
+            "a stage record is damaged and was set aside; a process of it is left alone",
+            record=str(folder / DAMAGED_FILE),
+            error=str(error),
+        )
+        return None
+    return record
+
+
+def _read_ended(folder: Path) -> EndedInstance | None:
+    try:
+        return msgspec.json.decode((folder / ENDED_FILE).read_bytes(), type=EndedInstance)
+    except (OSError, msgspec.DecodeError):
+        return None

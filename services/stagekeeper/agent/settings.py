@@ -1,0 +1,179 @@
+"""What an agent can be told, and whether that makes sense together.
+
+Durations are seconds. Times that nest are checked against each other here, once, at the start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stagekeeper.agent.directory import SOCKET_PATH_BYTES, AgentDirectory
+from stagekeeper.agent.host_lock import default_lock_dir
+from stagekeeper.agent.host_memory import parse_devices
+from stagekeeper.core.ids import ClusterName, WorkerId
+from stagekeeper.runtime.retry import Backoff
+from stagekeeper.runtime.server import check_loopback, split_address
+
+LONGEST_NAME = 63
+
+
+def default_worker_id() -> WorkerId:
+    return WorkerId(socket.gethostname()[:LONGEST_NAME])
+
+
+def default_state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "stagekeeper"
+
+
+class SettingsError(ValueError):
+    """Settings that cannot work; `problems` names every one."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """One agent.
+
+    Attributes:
+        endpoint: where the supervisor is asked for.
+        listen: where this agent serves; port 0 takes one from the system.
+        advertise: host, or host:port, at which others reach it; empty is `listen`.
+        devices: slices of RAM, `cpu:0=8GiB`.
+        pythonpath: folders from which stages import, before the agent's own Python environment.
+        allow: patterns of the entrypoints that may be started: `my_models.*`.
+        operation_lease_s: an uncommitted operation that no reign joins for so long is rolled back.
+        stop_budget_s: from the request to stop until SIGKILL, for stages that name none.
+        rollback_budget_s: the same for stages that never were in service.
+        max_wait_s: the agent ends if it has found no supervisor by then; None is for ever.
+        heartbeat_timeout_s: a heartbeat without an answer for so long has failed.
+        adopt_wait_s: how long a live stage may take to answer before it is reported as ADOPTING.
+        busy_after_s: a call or phase without progress for so long makes a stage BUSY.
+        stall_after_s: a stage with work that shows no sign of life for so long is STALLED.
+        stage_command: what runs a stage process; the launch file is added.
+    """
+
+    cluster: ClusterName = ClusterName("default")
+    worker_id: WorkerId = field(default_factory=default_worker_id)
+    endpoint: str = "127.0.0.1:7070"
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    state_dir: Path = field(default_factory=default_state_dir)
+    lock_dir: Path = field(default_factory=default_lock_dir)
+    devices: tuple[str, ...] = ()
+    pythonpath: tuple[Path, ...] = ()
+    allow: tuple[str, ...] = ("*",)
+    operation_lease_s: float = 60.0
+    stop_budget_s: float = 10.0
+    rollback_budget_s: float = 3.0
+    max_wait_s: float | None = None
+    heartbeat_timeout_s: float = 2.0
+    register_timeout_s: float = 10.0
+    discovery_timeout_s: float = 2.0
+    reconnect: Backoff = field(default_factory=Backoff)
+    adopt_wait_s: float = 3.0
+    busy_after_s: float = 5.0
+    stall_after_s: float = 30.0
+    insecure: bool = False
+    stage_command: tuple[str, ...] = (sys.executable, "-m", "stagekeeper.stage")
+
+    @property
+    def directory(self) -> AgentDirectory:
+        return AgentDirectory(self.state_dir, self.worker_id)
+
+    @property
+    def stage_host(self) -> str:
+        """The address at which stages of this agent serve: the one at which it is reached."""
+        if not self.advertise:
+            return split_address(self.listen)[0]
+        return split_address(_with_port(self.advertise))[0]
+
+    def advertised(self, bound: str) -> str:
+        """Return `host:port` for others, of an agent that listens at `bound`."""
+        if not self.advertise:
+            return bound
+        host, port = split_address(_with_port(self.advertise))
+        if port == 0:
+            port = split_address(bound)[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            SettingsError: naming every problem at once.
+        """
+        problems = list(self._problems())
+        if problems:
+            raise SettingsError(problems)
+
+    def _problems(self) -> Iterator[str]:
+        for name, value in (("cluster", self.cluster), ("worker id", self.worker_id)):
+            if not 1 <= len(value) <= LONGEST_NAME or not value.isprintable() or "/" in value:
+                yield f"{name} {value!r} is not 1 to {LONGEST_NAME} printable characters without /"
+        yield from self._address_problems()
+        try:
+            parse_devices(self.devices, "")
+        except ValueError as error:
+            yield str(error)
+        length = self.directory.longest_socket_bytes
+        if length > SOCKET_PATH_BYTES:
+            yield (
+                f"state dir {self.state_dir} is too long: the sockets in it have {length} bytes, "
+                f"and {SOCKET_PATH_BYTES} are allowed; choose a shorter --state-dir"
+            )
+        for name, seconds in (
+            ("operation_lease_s", self.operation_lease_s),
+            ("heartbeat_timeout_s", self.heartbeat_timeout_s),
+            ("register_timeout_s", self.register_timeout_s),
+            ("discovery_timeout_s", self.discovery_timeout_s),
+            ("busy_after_s", self.busy_after_s),
+        ):
+            if not seconds > 0:
+                yield f"{name} {seconds} is not above 0"
+        for name, seconds in (
+            ("stop_budget_s", self.stop_budget_s),
+            ("rollback_budget_s", self.rollback_budget_s),
+            ("adopt_wait_s", self.adopt_wait_s),
+            ("max_wait_s", self.max_wait_s or 0.0),
+        ):
+            if not seconds >= 0:
+                yield f"{name} {seconds} is below 0"
+        if not self.busy_after_s <= self.stall_after_s:
+            yield f"stall_after_s {self.stall_after_s} is below busy_after_s {self.busy_after_s}"
+
+    def _address_problems(self) -> Iterator[str]:
+        try:
+            split_address(self.endpoint)
+        except ValueError as error:
+            yield f"endpoint: {error}"
+        try:
+            check_loopback(self.listen, insecure=self.insecure)
+        except ValueError as error:
+            yield f"listen: {error}"
+            return
+        if not self.advertise:
+            if split_address(self.listen)[0] in ("0.0.0.0", "::"):
+                yield f"listen {self.listen} is every address: say which one others use (advertise)"
+            return
+        try:
+            check_loopback(_with_port(self.advertise), insecure=self.insecure)
+        except ValueError as error:
+            yield f"advertise: {error}"
+
+
+def _with_port(advertise: str) -> str:
+    """Return `host:port` of a host that may stand alone; port 0 where it does."""
+    head, separator, tail = advertise.rpartition(":")
+    if separator and tail.isdigit() and not (":" in head and not head.startswith("[")):
+        return advertise
+    host = f"[{advertise}]" if ":" in advertise and not advertise.startswith("[") else advertise
+    return f"{host}:0"

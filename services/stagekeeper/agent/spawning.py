@@ -1,0 +1,195 @@
+"""A stage process, from the intent to the word that lets it go.
+
+The order is the promise: the intent is on disk before a process exists; the process waits on its
+pipe until its pid, start ticks and instance id are on disk; only then it hears its word. Whoever
+dies in between, nothing runs that is not on record. Decided here as well: what a stage process is
+given of the agent's environment, which is a list, never the whole.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from stagekeeper.agent import crash_points
+from stagekeeper.agent.identity import AgentIdentity
+from stagekeeper.agent.ledger import Ledger
+from stagekeeper.agent.records import RecordStore, StageRecord
+from stagekeeper.agent.settings import AgentSettings
+from stagekeeper.agent.stage_process import StageProcess
+from stagekeeper.agent.stages import Stages
+from stagekeeper.core.ids import DeviceId, InstanceId
+from stagekeeper.core.model import Device, OperationPlan, ShardRecord, StageStart
+from stagekeeper.core.states import ShardState
+from stagekeeper.runtime.clock import Clock
+from stagekeeper.runtime.launch import INSTANCE_ENV, START_LINE, Launch, LaunchDevice
+from stagekeeper.runtime.process import WaitingProcess, boot_id, spawn
+
+_PASSED_ON: Final = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LANGUAGE",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "XDG_CACHE_HOME",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""What a stage sees of its agent's environment; everything else comes from its spec."""
+
+
+class Spawner:
+    """Starts the stage processes of one agent.
+
+    Args:
+        identity: of this life of the agent, for the records.
+        devices: the agent's cards.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        records: RecordStore,
+        stages: Stages,
+        ledger: Ledger,
+        devices: Mapping[DeviceId, Device],
+        identity: AgentIdentity,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._records = records
+        self._stages = stages
+        self._ledger = ledger
+        self._devices = devices
+        self._identity = identity
+        self._clock = clock
+        self._boot_id = boot_id()
+
+    def spawn(self, plan: OperationPlan, start: StageStart) -> StageProcess:
+        """Start a stage's process and hold it; it runs its phases from now on.
+
+        Nothing is awaited, so that nothing comes between the steps.
+
+        Raises:
+            OSError: the program cannot be run, or the disk is full. The instance then is in the
+                table without a process, and is the caller's to forget.
+        """
+        instance_id = InstanceId(uuid.uuid4().hex)
+        launch = self._launch(plan, start, instance_id)
+        record = StageRecord(
+            incarnation=self._identity.incarnation,
+            boot_id=self._boot_id,
+            control_socket=launch.control_socket,
+            stop_budget_s=launch.stop_budget_s,
+            shard=self._shard(plan, start, instance_id),
+        )
+        launch_path = self._records.prepare(record, launch)
+        stage = self._stages.add(record)
+        crash_points.reached("intent-written")
+        try:
+            waiting = spawn(
+                [*self._settings.stage_command, str(launch_path)],
+                env=self._environment(start, instance_id),
+                cwd=self._settings.directory.run_dir(instance_id),
+                log_path=self._records.log_path(instance_id),
+            )
+        except OSError:
+            stage.is_asked = True
+            stage.all_gone()
+            raise
+        self._put_on_record(stage, waiting)
+        return stage
+
+    def _put_on_record(self, stage: StageProcess, waiting: WaitingProcess) -> None:
+        crash_points.reached("spawned")
+        identity = waiting.handle.identity
+        try:
+            stage.process_started(identity.pid, identity.start_ticks)
+            crash_points.reached("pid-written")
+            waiting.release(START_LINE)
+        finally:
+            waiting.abandon()  # not on record, so it must not start
+            self._stages.hold(stage, waiting.handle)
+        crash_points.reached("released")
+
+    def _launch(self, plan: OperationPlan, start: StageStart, instance_id: InstanceId) -> Launch:
+        spec, directory = start.spec, self._settings.directory
+        own_budget_s = spec.stop_budget_s
+        return Launch(
+            instance_id=instance_id,
+            deployment=plan.deployment,
+            replica_index=plan.replica_index,
+            stage_id=start.stage_id,
+            stage_name=spec.name,
+            stage_count=plan.stage_count,
+            shard_index=start.shard_index,
+            shard_count=start.shard_count,
+            entrypoint=spec.entrypoint,
+            args_json=spec.args_json,
+            pythonpath=[str(folder.absolute()) for folder in self._settings.pythonpath],
+            devices=[self._launch_device(start, device_id) for device_id in start.device_ids],
+            max_in_flight=spec.max_in_flight,
+            stop_budget_s=self._settings.stop_budget_s if own_budget_s is None else own_budget_s,
+            busy_after_s=self._settings.busy_after_s,
+            host=self._settings.stage_host,
+            control_socket=str(directory.socket(instance_id)),
+            run_dir=str(directory.run_dir(instance_id)),
+            cache_dir=str(directory.cache),
+        )
+
+    def _launch_device(self, start: StageStart, device_id: DeviceId) -> LaunchDevice:
+        device, need = self._devices[device_id], start.spec.memory
+        reserved = 0 if need is None else need.on_card(device.total_bytes) - need.reserve_bytes
+        return LaunchDevice(device_id, device.kind, reserved, device.total_bytes)
+
+    def _shard(
+        self, plan: OperationPlan, start: StageStart, instance_id: InstanceId
+    ) -> ShardRecord:
+        return ShardRecord(
+            deployment=plan.deployment,
+            replica_index=plan.replica_index,
+            stage_id=start.stage_id,
+            stage_name=start.spec.name,
+            stage_count=plan.stage_count,
+            shard_index=start.shard_index,
+            shard_count=start.shard_count,
+            generation=plan.generation,
+            operation_id=plan.operation_id,
+            instance_id=instance_id,
+            state=ShardState.STARTING,
+            spec_revision=plan.spec_revision,
+            model=plan.model,
+            devices=self._ledger.claims_of(start),
+            create_time=self._clock.wall(),
+            restart_ages_s=start.restart_ages_s,
+            entry=start.stage_id == plan.entry_stage_id,
+        )
+
+    def _environment(self, start: StageStart, instance_id: InstanceId) -> dict[str, str]:
+        cuda = [
+            device_id for device_id in start.device_ids if self._devices[device_id].kind == "cuda"
+        ]
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        env |= {
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            # A stage without cards of its own sees none: it would touch those of others.
+            "CUDA_VISIBLE_DEVICES": ",".join(cuda),
+        }
+        folders = [str(folder.absolute()) for folder in self._settings.pythonpath]
+        if own_path := os.environ.get("PYTHONPATH"):
+            folders.append(own_path)  # part of the environment from which stages import
+        if folders:
+            env["PYTHONPATH"] = os.pathsep.join(folders)
+        env |= dict(start.spec.env)
+        env[INSTANCE_ENV] = instance_id
+        return env
