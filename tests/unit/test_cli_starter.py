@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 
 import pytest
@@ -26,10 +26,9 @@ def test_starter_is_written_with_the_commands_to_go_on_with(tmp_path, capsys):
 
 def test_starter_spec_is_valid_and_names_classes_that_exist(tmp_path, monkeypatch):
     run(["init", str(tmp_path)])
-    spec = importlib.util.spec_from_file_location("hello_stages", tmp_path / STAGES_FILE)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "hello_stages", module)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "hello_stages", raising=False)
+    module = importlib.import_module("hello_stages")
 
     loaded = read_spec(tmp_path / SPEC_FILE)
 

@@ -36,9 +36,9 @@ def _of_the_command_line(error: Any) -> CliError | None:
 
 def _of_a_server(error: Exception) -> CliError | None:
     """Settings and addresses that a supervisor or an agent refuses at its start."""
+    from stagekeeper.agent.connection import SupervisorNotFound
     from stagekeeper.agent.host_lock import LockHeld
     from stagekeeper.agent.settings import SettingsError
-    from stagekeeper.runtime.retry import GaveUp
     from stagekeeper.runtime.server import NotLoopback
     from stagekeeper.supervisor.settings import SettingsRefused
 
@@ -48,11 +48,10 @@ def _of_a_server(error: Exception) -> CliError | None:
         return CliError(ExitCode.USAGE, str(error))
     if isinstance(error, LockHeld):
         return CliError(ExitCode.FAILED, str(error))
-    if isinstance(error, GaveUp):
+    if isinstance(error, SupervisorNotFound):
         return CliError(
             ExitCode.UNREACHABLE,
-            f"no supervisor was found in {error.elapsed_s:.0f} s: {error.last}; start one, or "
-            "check --endpoint",
+            f"{_short(str(error))}: start a supervisor, or name another with --endpoint",
         )
     return None
 

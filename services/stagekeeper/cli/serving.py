@@ -39,13 +39,8 @@ def serve_agent(settings: AgentSettings, *, log_level: str, parent_pid: int) -> 
     from stagekeeper.agent.app import run
 
     async def service(stop: asyncio.Event) -> None:
-        def announce(address: str, incarnation: int, adopted_count: int) -> None:
-            facts = {
-                "worker": settings.worker_id,
-                "address": address,
-                "incarnation": incarnation,
-                "adopted": adopted_count,
-            }
+        def announce(address: str) -> None:
+            facts = {"worker": settings.worker_id, "address": address}
             print(ready_line("agent", facts), flush=True)
 
         await run(settings, stop=stop, ready=announce)

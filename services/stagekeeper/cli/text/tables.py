@@ -61,7 +61,7 @@ def plain_lines(table: Table) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return "; ".join(" ".join(line.split()) for line in text.splitlines())
 
 
 def _write_rich(table: Table, out: IO[str]) -> None:

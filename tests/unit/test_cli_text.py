@@ -1,0 +1,403 @@
+"""Text that verbs print: amounts, tables, progress, status, notices."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from stagekeeper.cli.calling import read_argument
+from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.text.amounts import count, seconds, size
+from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
+from stagekeeper.cli.text.progress import QUIET_S, CreationProgress
+from stagekeeper.cli.text.status import status_text
+from stagekeeper.cli.text.status_json import status_json
+from stagekeeper.cli.text.tables import Table, plain_lines, style_of, write_table
+from stagekeeper.cli.up.child import Ended, Ready, describe_exit, parse_facts
+from stagekeeper.cli.up.default_devices import default_devices, ram_bytes
+from stagekeeper.cli.up.notices import DeploymentNotices, child_notice
+from stagekeeper.v1 import deployment_service_pb2 as pb2
+from stagekeeper.v1 import types_pb2 as types
+
+GIB = 2**30
+
+
+class FakeTime:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (int(1.5 * GIB), "1.5 GiB"),
+        (4 * GIB, "4 GiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_sizes_are_read_in_one_glance(value, text):
+    assert size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (12.9, "12 s"),
+        (60, "1 min 0 s"),
+        (3725, "1 h 2 min"),
+    ],
+)
+def test_durations_are_read_in_one_glance(value, text):
+    assert seconds(value) == text
+
+
+def test_counts_agree_with_their_noun():
+    assert (count(1, "replica"), count(0, "replica")) == ("1 replica", "0 replicas")
+
+
+def test_plain_table_has_a_line_a_row_and_no_empty_cell():
+    lines = plain_lines(Table(("NAME", "WHY"), (("a", ""), ("long-name", "two\nlines"))))
+
+    assert lines == ["NAME       WHY", "a          -", "long-name  two; lines"]
+
+
+def test_table_into_a_pipe_has_no_colour_codes():
+    out = io.StringIO()
+
+    write_table(Table(("STATE",), (("READY",), ("FAILED",))), out)
+
+    assert out.getvalue() == "STATE\nREADY\nFAILED\n"
+
+
+def test_states_have_colours_by_their_first_word():
+    assert style_of("READY") == "green"
+    assert style_of("STARTING(LOAD)") == "yellow"
+    assert style_of("FAILED (why)") == "bold red"
+    assert style_of("agent-0") == ""
+
+
+def progress(*, stage_id=0, state=types.SHARD_STATE_STARTING, phase=types.PHASE_LOAD, done=0):
+    return types.StageProgress(
+        replica_index=1,
+        stage_id=stage_id,
+        stage_name=f"stage{stage_id}",
+        worker_id="agent-0",
+        state=state,
+        phase=phase,
+        progress=types.Progress(done=done, total=40 if done else 0, note="reading" if done else ""),
+    )
+
+
+def test_new_phase_is_a_line_and_a_repeat_is_none():
+    clock = FakeTime()
+    creation = CreationProgress(clock)
+    clock.now += 2.5
+
+    assert creation.feed(progress()) == "[2.5 s] 1/stage0 on agent-0: STARTING(LOAD)"
+    assert creation.feed(progress()) == ""
+    assert creation.feed(progress(phase=types.PHASE_MEASURE)).endswith("STARTING(MEASURE)")
+    assert creation.feed(progress(state=types.SHARD_STATE_READY, phase=0)).endswith(": READY")
+
+
+def test_counting_on_is_told_now_and_then():
+    clock = FakeTime()
+    creation = CreationProgress(clock)
+    creation.feed(progress())
+
+    clock.now += QUIET_S - 0.001
+    assert creation.feed(progress(done=1)) == ""
+    clock.now += 0.001
+    assert creation.feed(progress(done=2)).endswith("STARTING(LOAD) 2/40 reading")
+    assert creation.feed(progress(done=3)) == ""
+
+
+def test_standstill_is_not_told_again():
+    clock = FakeTime()
+    creation = CreationProgress(clock)
+    creation.feed(progress(done=1))
+
+    clock.now += 10 * QUIET_S
+
+    assert creation.feed(progress(done=1)) == ""
+
+
+def test_rows_stand_in_the_order_of_stages():
+    creation = CreationProgress(FakeTime())
+    creation.feed(progress(stage_id=2))
+    creation.feed(progress(stage_id=0))
+
+    assert [row.stage for row in creation.rows] == ["stage0", "stage2"]
+
+
+def test_age_counts_from_the_state_and_not_from_the_last_message():
+    clock = FakeTime()
+    creation = CreationProgress(clock)
+    creation.feed(progress())
+    clock.now += 3
+    creation.feed(progress(done=7))
+
+    assert creation.age_s(creation.rows[0]) == 3
+
+
+def cluster():
+    """One worker that is silent, one deployment with a replica that misses a stage."""
+    worker = pb2.Worker(
+        worker_id="agent-0",
+        state=types.WORKER_STATE_UNREACHABLE,
+        silent_for_s=12,
+        agent_address="127.0.0.1:4",
+        agent_reachable=False,
+        shard_count=1,
+        devices=[
+            types.Device(device_id="cpu:0", total_bytes=4 * GIB, reserved_bytes=GIB, used_bytes=7)
+        ],
+        outlive_reason="it is process 1 of a container",
+    )
+    record = types.ShardRecord(
+        stage_name="encoder",
+        stage_count=2,
+        shard_count=1,
+        state=types.SHARD_STATE_READY,
+        pid=77,
+        committed=True,
+        instance_id="i-1",
+        addresses=[types.ShardAddress(name="stage", url="127.0.0.1:5")],
+        devices=[types.DeviceClaim(device_id="cpu:0", reserved_bytes=GIB)],
+        endpoints=[types.EndpointInfo(name="encode", idempotent=True)],
+    )
+    replica = pb2.Replica(
+        state=types.REPLICA_STATE_PARTIAL,
+        ready_shard_count=1,
+        shard_count=2,
+        reason="stage ranker is missing",
+        next_action="deploy again",
+        shards=[
+            pb2.RoutedShard(
+                record=record,
+                worker_id="agent-0",
+                worker_state=types.WORKER_STATE_UNREACHABLE,
+            )
+        ],
+    )
+    deployment = pb2.Deployment(
+        name="search",
+        spec=types.DeploymentSpec(name="search", replicas=2),
+        spec_revision=1,
+        state=types.DEPLOYMENT_STATE_FAILED,
+        reason="no replica is READY",
+        durable=True,
+        replicas=[replica],
+    )
+    epoch = types.Epoch(number=3, supervisor_id="1f0c2a9b00")
+    workers = pb2.ListWorkersResponse(
+        workers=[worker],
+        complete=False,
+        epoch=epoch,
+        mode=types.MODE_HOLD,
+        hold_reason=types.HOLD_REASON_RECOVERING,
+    )
+    deployments = pb2.ListDeploymentsResponse(deployments=[deployment], complete=False)
+    return workers, deployments
+
+
+def test_status_shows_state_reason_next_action_and_pids():
+    workers, deployments = cluster()
+
+    text = status_text("127.0.0.1:7070", workers, deployments)
+
+    assert text.headline == "supervisor 127.0.0.1:7070  HOLD(RECOVERING)  epoch 3/1f0c2a9b"
+    shown = "\n".join(line for table in text.tables for line in plain_lines(table))
+    for expected in (
+        "silent for 12 s",
+        "AGENT_UNREACHABLE at 127.0.0.1:4",
+        "cpu:0 7 B used, 1 GiB reserved of 4 GiB",
+        "search/0  PARTIAL  1/2",
+        "stage ranker is missing; next: deploy again",
+        "search/0/encoder",
+        " 77 ",
+        "its worker is UNREACHABLE",
+        "0/2",
+    ):
+        assert expected in shown
+    assert any("have not all come back" in note for note in text.notes)
+    assert any("it is process 1 of a container" in note for note in text.notes)
+
+
+def test_status_of_nothing_says_what_to_do():
+    text = status_text(
+        "127.0.0.1:7070",
+        pb2.ListWorkersResponse(complete=True, mode=types.MODE_NORMAL),
+        pb2.ListDeploymentsResponse(complete=True),
+    )
+
+    assert text.tables == ()
+    assert any("stagekeeper agent" in note for note in text.notes)
+
+
+def test_status_as_json_keeps_its_keys_and_says_null_for_unknown():
+    workers, deployments = cluster()
+    failure = types.Failure(failure_id="f", kind=types.FAILURE_KIND_EXITED, message="it ended")
+
+    document = json.loads(json.dumps(status_json("e:1", workers, deployments, [failure])))
+
+    assert document["supervisor"] == {
+        "endpoint": "e:1",
+        "epoch": 3,
+        "supervisor_id": "1f0c2a9b00",
+        "mode": "HOLD",
+        "hold_reason": "RECOVERING",
+        "complete": False,
+        "registration_count": 0,
+    }
+    assert document["workers"][0]["state"] == "UNREACHABLE"
+    assert document["workers"][0]["agent_reachable"] is False
+    deployment = document["deployments"][0]
+    assert deployment["replicas_wanted"] == 2
+    stage = deployment["replicas"][0]["stages"][0]
+    assert (stage["stage"], stage["pid"], stage["memory_bytes"]) == ("encoder", 77, None)
+    assert stage["addresses"] == [{"name": "stage", "url": "127.0.0.1:5"}]
+    assert document["failures"][0]["kind"] == "EXITED"
+    assert document["failures"][0]["exit_code"] is None
+
+
+def test_json_of_a_normal_supervisor_has_no_hold_reason():
+    workers = pb2.ListWorkersResponse(complete=True, mode=types.MODE_NORMAL)
+    document = status_json("e:1", workers, pb2.ListDeploymentsResponse(complete=True), [])
+
+    assert document["supervisor"]["mode"] == "NORMAL"
+    assert document["supervisor"]["hold_reason"] is None
+    assert document["supervisor"]["complete"] is True
+
+
+def test_failed_replica_is_told_with_its_log_and_its_rollback():
+    failure = types.Failure(
+        origin=types.FailureOrigin(stage_name="words", phase=types.PHASE_LOAD),
+        exit=types.ExitInfo(code=1),
+        last_log_lines=[f"line {n}" for n in range(15)],
+        remote_traceback="Traceback: deep",
+    )
+    replica = pb2.ReplicaFailure(
+        replica_index=1,
+        worker_id="agent-1",
+        message="stage words failed in LOAD",
+        failure=failure,
+        rollback=[
+            types.RollbackEntry(stage_id=0, cleaned=True, duration_s=0.3),
+            types.RollbackEntry(stage_id=2, cleaned=False, error="it does not die"),
+        ],
+    )
+
+    lines = failure_lines([replica])
+
+    assert lines[0] == "replica 1 on agent-1: stage words failed in LOAD"
+    assert "    | line 14" in lines
+    assert "    | line 4" not in lines
+    assert "  rolled back: stage 0 in 0.3 s" in lines
+    assert "  rolled back: stage 2 NOT stopped: it does not die" in lines
+    assert "Traceback: deep" in remote_tracebacks([replica])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (None, ((), {})),
+        ('{"name": "Ada"}', ((), {"name": "Ada"})),
+        ("[1, 2]", (([1, 2],), {})),
+        ('"hello"', (("hello",), {})),
+        ("null", ((None,), {})),
+    ],
+)
+def test_json_object_is_keywords_and_anything_else_one_argument(text, arguments):
+    assert read_argument(text) == arguments
+
+
+def test_argument_can_come_from_stdin(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"a": 1}\n'))
+
+    assert read_argument("-") == ((), {"a": 1})
+
+
+def test_bare_word_is_refused_with_how_to_quote_it():
+    with pytest.raises(CliError, match="own quotes") as refused:
+        read_argument("hello")
+
+    assert refused.value.code is ExitCode.USAGE
+
+
+def test_ready_line_is_read_whatever_its_values_hold():
+    assert parse_facts(" endpoint=127.0.0.1:1 state=/a dir/with spaces epoch=3/ab") == {
+        "endpoint": "127.0.0.1:1",
+        "state": "/a dir/with spaces",
+        "epoch": "3/ab",
+    }
+    assert parse_facts("") == {}
+
+
+def test_exits_are_named():
+    assert describe_exit(0) == "exit code 0"
+    assert describe_exit(-9) == "killed by SIGKILL"
+    assert describe_exit(-200) == "killed by signal 200"
+
+
+def test_notices_of_children_name_pid_address_and_what_was_taken_over():
+    ready = Ready("agent-0", 42, {"address": "127.0.0.1:9", "adopted": "3"}, is_first=True)
+    assert child_notice(ready) == (
+        "agent-0: ready at 127.0.0.1:9 (pid 42), took over 3 running stages"
+    )
+    ended = Ended("supervisor", "killed by SIGKILL", 0.2, was_ready=True)
+    assert child_notice(ended) == ("supervisor: ended (killed by SIGKILL); starting again in 0.2 s")
+
+
+def change(kind, state, replica_state):
+    return pb2.WatchDeploymentsResponse(
+        kind=kind,
+        deployment=pb2.Deployment(
+            name="search",
+            state=state,
+            reason="why",
+            replicas=[pb2.Replica(replica_index=0, state=replica_state, reason="because")],
+        ),
+    )
+
+
+def test_changes_are_told_once_and_a_first_sight_not_at_all():
+    notices = DeploymentNotices()
+    ready = change(
+        pb2.CHANGE_KIND_SNAPSHOT, types.DEPLOYMENT_STATE_READY, types.REPLICA_STATE_READY
+    )
+    failed = change(
+        pb2.CHANGE_KIND_MODIFIED, types.DEPLOYMENT_STATE_FAILED, types.REPLICA_STATE_FAILED
+    )
+
+    assert notices.of(ready) == []
+    assert notices.of(failed) == ["search: FAILED (why)", "search/0: FAILED (because)"]
+    assert notices.of(failed) == []
+    assert notices.of(pb2.WatchDeploymentsResponse(kind=pb2.CHANGE_KIND_BOOKMARK)) == []
+
+
+@pytest.mark.parametrize(("agents", "each"), [(1, "3072MiB"), (2, "1536MiB")])
+def test_default_slices_share_three_quarters_of_the_ram(agents, each):
+    assert default_devices(agents, 8 * GIB) == (f"cpu:0={each}", f"cpu:1={each}")
+
+
+def test_tiny_machine_still_gets_slices():
+    assert default_devices(8, GIB) == ("cpu:0=256MiB", "cpu:1=256MiB")
+
+
+def test_limit_of_a_container_counts_where_it_is_less(tmp_path):
+    limit, unlimited = tmp_path / "memory.max", tmp_path / "unlimited"
+    limit.write_text("1048576\n")
+    unlimited.write_text("max\n")
+
+    assert ram_bytes((unlimited, limit, tmp_path / "missing")) == 1048576
+    assert ram_bytes((unlimited,)) > 1048576
