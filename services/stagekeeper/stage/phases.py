@@ -21,7 +21,6 @@ from stagekeeper.actor.call_context import enter_call, leave_call
 from stagekeeper.core.states import Phase
 from stagekeeper.runtime.launch import Launch
 from stagekeeper.stage.activity import Activity, Work
-from stagekeeper.stage.memory import MemoryMeter
 from stagekeeper.stage.stage import Stage, StageHooks, make_stage
 from stagekeeper.stage.vitals import Vitals
 from stagekeeper.stage.workers import Workers
@@ -64,16 +63,12 @@ class PhaseRunner:
             BaseException: whatever the class or a phase raised; `vitals.phase` says where.
         """
         stage = await self._phase(Phase.LOAD, self._load)
-        meter = stage.memory_meter()
-        peak = await self._phase(Phase.MEASURE, lambda work: self._measure(stage, meter, work))
-        budget = self._launch.budget_bytes
-        left = budget if peak is None else max(0, budget - peak)
+        peak = await self._phase(Phase.MEASURE, lambda work: self._measure(stage, work))
+        left = max(0, self._launch.budget_bytes - (peak or 0))
         await self._phase(
             Phase.ALLOCATE, lambda work: self._step(work, lambda: stage.allocate(left))
         )
-        await self._phase(Phase.CAPTURE, lambda work: self._step(work, stage.capture))
-        if meter is not None:
-            self._vitals.uses(meter.used_bytes())
+        await self._phase(Phase.CAPTURE, lambda work: self._finish(stage, work))
         # The thread stays, idle: what a phase kept in thread-local storage stays with it.
         return stage
 
@@ -98,15 +93,18 @@ class PhaseRunner:
         await self._step(work, stage.load)
         return stage
 
-    async def _measure(self, stage: Stage, meter: MemoryMeter | None, work: Work) -> int | None:
+    async def _measure(self, stage: Stage, work: Work) -> int | None:
         """Run MEASURE; return the peak, None where nothing measures it."""
-        if meter is not None:
-            meter.reset_peak()
-        await self._step(work, stage.measure)
+        # A meter may have to wake a driver, which takes seconds: not on the event loop.
+        meter = await self._thread.run(work, stage.memory_meter)
         if meter is None:
+            await self._step(work, stage.measure)
             return None
-        peak, budget = meter.peak_bytes(), self._launch.budget_bytes
-        self._vitals.uses(meter.used_bytes())
+        await self._thread.run(work, meter.reset_peak)
+        await self._step(work, stage.measure)
+        peak = await self._thread.run(work, meter.peak_bytes)
+        budget = self._launch.budget_bytes
+        self._vitals.uses(await self._thread.run(work, meter.used_bytes))
         if self._launch.devices and peak > budget:
             raise BudgetExceeded(
                 f"stage {self._launch.stage_name} used {peak} bytes ({_mib(peak)}) of a card in "
@@ -114,6 +112,13 @@ class PhaseRunner:
                 "memory in the spec, or measure a smaller batch"
             )
         return peak
+
+    async def _finish(self, stage: Stage, work: Work) -> None:
+        """Run CAPTURE, and read what the stage uses now that it is complete."""
+        await self._step(work, stage.capture)
+        meter = await self._thread.run(work, stage.memory_meter)
+        if meter is not None:
+            self._vitals.uses(await self._thread.run(work, meter.used_bytes))
 
     async def _step(self, work: Work, method: Callable[[], Awaitable[None] | None]) -> None:
         """Run one method of the stage: on the loop when it is a coroutine, else in the thread."""

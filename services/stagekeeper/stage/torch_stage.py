@@ -63,7 +63,8 @@ class _CudaMeter:
     def __init__(self, device_count: int) -> None:
         import torch
 
-        self._cuda = torch.cuda
+        self._cuda: Any = torch.cuda
+        self._cuda.init()  # a stage that has nothing on its card yet is measured too
         self._cards = range(device_count)
 
     def used_bytes(self) -> int:
