@@ -32,26 +32,21 @@ class PendingWork:
     _of: dict[WorkerId, dict[_Key, _Wanted]] = field(default_factory=dict)
 
     def want(self, worker_id: WorkerId, commands: Iterable[StopSlot | CancelOperation]) -> None:
-        """Replace all that is wanted of one worker; what is under way to this life stays so."""
+        """Replace all that is wanted of one worker; what is under way for the same stays so."""
         old = self._of.pop(worker_id, {})
         new: dict[_Key, _Wanted] = {}
         for command in commands:
             key = command.slot if isinstance(command, StopSlot) else command.operation_id
             known = old.get(key)
-            if known is not None and known.command.target == command.target:
-                known.command = command
-                new[key] = known
-            else:
-                new[key] = _Wanted(command)
+            if known is None or not _is_same_work(known.command, command):
+                known = _Wanted(command)
+            new[key] = known
         if new:
             self._of[worker_id] = new
 
     def workers(self) -> list[WorkerId]:
         """Return the workers of whom anything is wanted."""
         return list(self._of)
-
-    def is_wanted(self, worker_id: WorkerId, key: _Key) -> bool:
-        return key in self._of.get(worker_id, ())
 
     def take_due(self, worker_id: WorkerId, now: float) -> list[StopSlot | CancelOperation]:
         """Return what is to be asked of a worker now; it counts as under way from here on."""
@@ -68,3 +63,10 @@ class PendingWork:
         if wanted is not None:
             wanted.is_under_way = False
             wanted.not_before = not_before
+
+
+def _is_same_work(one: StopSlot | CancelOperation, other: StopSlot | CancelOperation) -> bool:
+    """Whether the one, once done, is the other: asked of the same life, and as far up."""
+    if isinstance(one, StopSlot) and isinstance(other, StopSlot) and one.up_to != other.up_to:
+        return False
+    return one.target == other.target
