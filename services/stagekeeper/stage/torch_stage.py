@@ -68,14 +68,14 @@ class _CudaMeter:
         self._cards = range(device_count)
 
     def used_bytes(self) -> int:
-        return max(self._cuda.memory_allocated(card) for card in self._cards)
+        return int(max(self._cuda.memory_allocated(card) for card in self._cards))
 
     def reset_peak(self) -> None:
         for card in self._cards:
             self._cuda.reset_peak_memory_stats(card)
 
     def peak_bytes(self) -> int:
-        return max(self._cuda.max_memory_allocated(card) for card in self._cards)
+        return int(max(self._cuda.max_memory_allocated(card) for card in self._cards))
 
 
 class _TorchHostMeter:
