@@ -2,8 +2,8 @@
 
 Decided here: what one failed attempt means, and when it puts its channel in doubt. Not decided
 here: which replica is called and whether again (calls.py); a stage calls its siblings with the
-very same `StageCaller`. Invariant: a channel over which a stage could not be reached, or at which
-another process now answers, is never used again.
+very same `StageCaller`. Invariant: a channel that failed, or at whose end another process now
+answers, is never used again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from stagekeeper.client.errors import (
+    CONNECTION_LOST,
     UNREACHABLE,
     BadRequest,
     DeadlineExceeded,
@@ -136,8 +137,10 @@ class StageCaller:
 
     def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
         failure = from_rpc(error, where=f"the stage at {link.address}")
-        if failure.reason in ("STALE_ROUTE", UNREACHABLE):
-            self._pool.drop(link)  # a cached address is a hint
+        # A cached address is a hint. After a lost connection too: the channel may hand the dying
+        # one to the next call.
+        if failure.reason in ("STALE_ROUTE", UNREACHABLE, CONNECTION_LOST):
+            self._pool.drop(link)
         return failure
 
 

@@ -229,6 +229,7 @@ _NEVER_SENT: Final = (
     "failed to connect to all addresses",
     "connections to all backends failing",
     "DNS resolution failed",
+    "errors resolving",
 )
 
 
