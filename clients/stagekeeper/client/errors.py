@@ -244,15 +244,16 @@ def from_rpc(error: grpc.RpcError, where: str) -> StagekeeperError:
     code = _CODES.get(found.code, grpc.StatusCode.UNKNOWN)
     if not found.reason and code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return _broken(found, code, where)
+    message = found.message or f"{where} answered {code.name} without a message"
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return BadRequest(
-            found.message,
+            message,
             reason=found.reason or "BAD_FIELD",
             metadata=found.metadata,
             violations=found.violations,
         )
     return _class_of(found, code)(
-        found.message or f"{where} answered {code.name} without a message",
+        message,
         reason=found.reason,
         code=code,
         metadata=found.metadata,
