@@ -382,7 +382,7 @@ async def test_progress_in_a_call_is_seen_and_bounded(stage, tmp_path):
     assert times[-1] - times[1] > 6 * 0.19, "at most five a second"
 
 
-async def test_call_that_holds_the_interpreter_is_told_as_busy_afterwards(stage, tmp_path):
+async def test_call_without_progress_is_told_as_busy(stage, tmp_path):
     gate = tmp_path / "gate"
     call = asyncio.create_task(stage.call("wait_for_file", str(gate)))
 
@@ -403,3 +403,23 @@ async def test_finished_calls_move_the_counter(stage):
     after = (await stage.until(lambda state: True)).progress.counter
 
     assert after >= before + 10
+
+
+async def test_idle_stage_is_heard_and_one_whose_interpreter_is_held_is_not(stage):
+    loop = asyncio.get_running_loop()
+    stream = stage.watch()
+    await stream.read()
+    began = loop.time()
+    await stream.read()
+    idle_gap = loop.time() - began
+
+    holding = asyncio.create_task(stage.call("hold_gil", 4.0))
+    gaps = []
+    while not holding.done():
+        began = loop.time()
+        await stream.read()
+        gaps.append(loop.time() - began)
+    stream.cancel()
+
+    assert idle_gap < 3.0
+    assert max(gaps) > 3.0

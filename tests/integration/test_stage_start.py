@@ -289,6 +289,9 @@ async def test_second_watch_takes_over_and_the_first_is_told():
             await first.read()
 
         assert caught.value.code() is grpc.StatusCode.ABORTED
+        details = unpack(caught.value)
+        assert details is not None
+        assert details.reason == "STALE_INCARNATION"
         second.cancel()
 
 

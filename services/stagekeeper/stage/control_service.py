@@ -2,8 +2,10 @@
 
 Decided here: what is sent to the agent, and how often. A change of state is sent at once; progress
 at most five times a second; calls that begin and end at most once a second; and something at least
-every second while the stage is busy, so that silence means that nothing in it runs. Invariant: one
-agent watches at a time, the last that came; with none, the stage goes on as it is.
+every second while the stage is busy and every two while it is idle. So silence means that nothing
+in the process runs: a call into native code that keeps the interpreter to itself is often at work
+before it could be announced. Invariant: one agent watches at a time, the last that came; with none,
+the stage goes on as it is.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["StageControlService"].full_name
 
 PROGRESS_INTERVAL_S = 0.2
 BUSY_INTERVAL_S = 1.0
+IDLE_INTERVAL_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +183,7 @@ class StageControlService(StageControlServiceServicer):
             if self._state_changed:
                 return
             wait_s = self._wait_s(time.monotonic() - sent, told)
-            if wait_s is not None and wait_s <= 0:
+            if wait_s <= 0:
                 return
             self._wake.clear()
             try:
@@ -189,13 +192,13 @@ class StageControlService(StageControlServiceServicer):
             except TimeoutError:
                 pass
 
-    def _wait_s(self, since_sent_s: float, told: pb.WatchStageResponse) -> float | None:
-        """Seconds until the next message is due; None: not before something happens."""
+    def _wait_s(self, since_sent_s: float, told: pb.WatchStageResponse) -> float:
+        """Seconds until the next message is due, unless something happens before."""
         if self._progressed:
             return PROGRESS_INTERVAL_S - since_sent_s
         if self._activity.is_busy or self._activity.counter != told.progress.counter:
             return BUSY_INTERVAL_S - since_sent_s
-        return None
+        return IDLE_INTERVAL_S - since_sent_s
 
     def _on_change(self) -> None:
         self._state_changed = True

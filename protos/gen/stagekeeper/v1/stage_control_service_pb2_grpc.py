@@ -59,8 +59,11 @@ class StageControlServiceServicer:
     """
 
     def WatchStage(self, request, context):
-        """Streams the stage's state: at once, and at each change. An open stream is the adoption; a second
-        one takes over, and the first ends with ABORTED.
+        """Streams the stage's state: at once, and at each change; progress and calls at most some times a
+        second. Something comes at least every second while the stage is busy, and every two while it is
+        idle: silence means that nothing in the process runs, such as when native code holds its
+        interpreter. An open stream is the adoption; a second one takes over, and the first ends with
+        ABORTED STALE_INCARNATION.
 
         Codes: ABORTED STALE_ROUTE: another instance answers at this socket. The stream ends with
         UNAVAILABLE when the process ends.

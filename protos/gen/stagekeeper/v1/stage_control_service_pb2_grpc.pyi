@@ -38,8 +38,11 @@ class StageControlServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StageControlServiceAsyncStub: ...
     WatchStage: _grpc.UnaryStreamMultiCallable[_stage_control_service_pb2.WatchStageRequest, _stage_control_service_pb2.WatchStageResponse]
-    """Streams the stage's state: at once, and at each change. An open stream is the adoption; a second
-    one takes over, and the first ends with ABORTED.
+    """Streams the stage's state: at once, and at each change; progress and calls at most some times a
+    second. Something comes at least every second while the stage is busy, and every two while it is
+    idle: silence means that nothing in the process runs, such as when native code holds its
+    interpreter. An open stream is the adoption; a second one takes over, and the first ends with
+    ABORTED STALE_INCARNATION.
 
     Codes: ABORTED STALE_ROUTE: another instance answers at this socket. The stream ends with
     UNAVAILABLE when the process ends.
@@ -64,8 +67,11 @@ class StageControlServiceAsyncStub(StageControlServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchStage: _aio.UnaryStreamMultiCallable[_stage_control_service_pb2.WatchStageRequest, _stage_control_service_pb2.WatchStageResponse]  # type: ignore[assignment]
-    """Streams the stage's state: at once, and at each change. An open stream is the adoption; a second
-    one takes over, and the first ends with ABORTED.
+    """Streams the stage's state: at once, and at each change; progress and calls at most some times a
+    second. Something comes at least every second while the stage is busy, and every two while it is
+    idle: silence means that nothing in the process runs, such as when native code holds its
+    interpreter. An open stream is the adoption; a second one takes over, and the first ends with
+    ABORTED STALE_INCARNATION.
 
     Codes: ABORTED STALE_ROUTE: another instance answers at this socket. The stream ends with
     UNAVAILABLE when the process ends.
@@ -93,8 +99,11 @@ class StageControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_control_service_pb2.WatchStageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_control_service_pb2.WatchStageResponse], _abc.AsyncIterator[_stage_control_service_pb2.WatchStageResponse]]:
-        """Streams the stage's state: at once, and at each change. An open stream is the adoption; a second
-        one takes over, and the first ends with ABORTED.
+        """Streams the stage's state: at once, and at each change; progress and calls at most some times a
+        second. Something comes at least every second while the stage is busy, and every two while it is
+        idle: silence means that nothing in the process runs, such as when native code holds its
+        interpreter. An open stream is the adoption; a second one takes over, and the first ends with
+        ABORTED STALE_INCARNATION.
 
         Codes: ABORTED STALE_ROUTE: another instance answers at this socket. The stream ends with
         UNAVAILABLE when the process ends.
