@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
-_BROKEN = (UNREACHABLE, CONNECTION_LOST)
+_GONE = (UNREACHABLE, CONNECTION_LOST, "DRAINING")
 
 
 class SupervisorLink:
@@ -120,7 +120,7 @@ class SupervisorLink:
 
     def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
         failure = from_rpc(error, where=f"the supervisor at {self.endpoint}")
-        if failure.reason not in _BROKEN:
+        if failure.reason not in _GONE:
             return failure
         self._pool.drop(link)
         return SupervisorUnreachable(
@@ -128,5 +128,6 @@ class SupervisorLink:
             reason=failure.reason,
             code=failure.code,
             never_ran=failure.never_ran,
+            retry_after_s=failure.retry_after_s,
             next_move="start the supervisor, or check the endpoint (--endpoint)",
         )
