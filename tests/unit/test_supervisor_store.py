@@ -121,7 +121,9 @@ def test_roster_written_again_is_replaced(opened):
     store = opened()
     store.seize(FIRST)
     store.write(FIRST, [SaveRoster((WorkerId("a"), WorkerId("b")))])
-    store.write(FIRST, [SaveRoster((WorkerId("b"), WorkerId("c")))])
+    store.write_roster(FIRST, [WorkerId("b"), WorkerId("c")])
+    with pytest.raises(EpochLost):
+        store.write_roster(SECOND, [])
     assert store.load().roster == ("b", "c")
 
 

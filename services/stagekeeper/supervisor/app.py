@@ -9,7 +9,7 @@ Invariant: whatever was opened is closed, also when a start fails half-way.
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -95,7 +95,7 @@ class Supervisor:
         await check_endpoint_is_free(settings.endpoint)
         store = self._open_store(settings.state_dir)
         stored = store.load()
-        epoch = Epoch(stored.epoch.number + 1, uuid.uuid4().hex)
+        epoch = Epoch(stored.epoch.number + 1, os.urandom(16).hex())
         store.seize(epoch)
         registry = self._registry(store, stored, epoch)
         progress, channels = ProgressHub(), AgentChannels()
@@ -114,7 +114,7 @@ class Supervisor:
         engine = Engine(
             registry, store, self._clock, carry_out=executor.carry_out, on_failed=self._fail
         )
-        self._opened.callback(engine.tick, 0.0)  # the roster as it is now
+        self._opened.callback(engine.end)
         self._opened.push_async_callback(executor.stop)
         tasks = TaskOwner("supervisor")
         self._opened.push_async_callback(tasks.stop)

@@ -42,6 +42,9 @@ _log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Reply)
 
+ROSTER_INTERVAL_S = 1.0
+"""The roster changes with every worker that comes, proves nothing, and is read once a reign."""
+
 _WRITES = (SaveDeployment, EntombDeployment, SaveEpoch, SaveFailure)
 _WORK = (ProbeAgent, StopSlot, StartOperation, CancelOperation)
 
@@ -80,6 +83,7 @@ class Engine:
         self._on_failed = on_failed
         self._stored_epoch = registry.epoch
         self._unwritten_roster: SaveRoster | None = None
+        self._next_roster_at = float("-inf")
         self._was_complete = registry.is_complete
         self._failure: StoreFailed | None = None
 
@@ -113,17 +117,24 @@ class Engine:
             _log.error("an event met a bug", event_type=type(event).__name__, exc_info=error)
 
     def tick(self, stalled_s: float) -> None:
-        """Tell the registry that time went by, and write the roster if it changed."""
+        """Tell the registry that time went by; write the roster if it changed, now and then."""
         self.tell(Ticked(stalled_s))
-        self.write_roster()
+        now = self._clock.monotonic()
+        if self._unwritten_roster is not None and now >= self._next_roster_at:
+            self._next_roster_at = now + ROSTER_INTERVAL_S
+            self._write_roster()
 
-    def write_roster(self) -> None:
-        """Write the roster if it changed: off every caller's path, since it proves nothing."""
+    def end(self) -> None:
+        """Write down what was put off: nothing more will be taken in."""
+        self.tell(Ticked())
+        self._write_roster()
+
+    def _write_roster(self) -> None:
         roster, self._unwritten_roster = self._unwritten_roster, None
         if roster is None or self._failure is not None:
             return
         try:
-            self._store.write(self._stored_epoch, [roster])
+            self._store.write_roster(self._stored_epoch, roster.worker_ids)
         except StoreFailed as error:
             self._fail(error)
 

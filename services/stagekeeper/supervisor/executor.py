@@ -38,7 +38,10 @@ from stagekeeper.supervisor.settings import SupervisorSettings
 
 _log = structlog.get_logger(__name__)
 
-PROBES_AT_ONCE = 4
+PROBES_AT_ONCE = 16
+PROBE_INTERVAL_S = 0.02
+"""Dialling costs about as much as a registration: when a whole cluster comes back at once, it must
+not take the time that the registrations need."""
 
 
 class Executor:
@@ -65,7 +68,8 @@ class Executor:
         self._tasks = TaskOwner("executor")
         self._runs: dict[OperationId, tuple[StartOperation, asyncio.Task[None]]] = {}
         self._probes: dict[WorkerId, ProbeAgent] = {}
-        self._probing = 0
+        self._is_probing = False
+        self._free_probes = asyncio.Semaphore(PROBES_AT_ONCE)
 
     def carry_out(self, work: Work) -> None:
         """Start one piece of work; returns at once. While stopping, nothing is started."""
@@ -73,9 +77,9 @@ class Executor:
             return
         if isinstance(work, ProbeAgent):
             self._probes[work.target.worker_id] = work
-            if self._probing < PROBES_AT_ONCE:
-                self._probing += 1
-                _ = self._tasks.start("probe", self._probe_all())
+            if not self._is_probing:
+                self._is_probing = True
+                _ = self._tasks.start("probes", self._probe_all())
         elif isinstance(work, StopSlot):
             _ = self._tasks.start(f"stop {work.slot}", self._stop(work))
         elif isinstance(work, StartOperation):
@@ -91,16 +95,22 @@ class Executor:
         await self._tasks.stop()
 
     async def _probe_all(self) -> None:
-        """Dial agents back until nobody is left to dial; registrations go first meanwhile."""
+        """Dial agents back, in the order in which they came, until nobody is left to dial."""
         try:
             while self._probes:
-                _, work = self._probes.popitem()
-                detail = await self._calls.probe(work.target, self._settings.probe_timeout_s)
-                self._tell(
-                    AgentProbed(work.target.worker_id, work.target.incarnation, not detail, detail)
-                )
+                await self._free_probes.acquire()
+                work = self._probes.pop(next(iter(self._probes)))
+                _ = self._tasks.start(f"probe {work.target.worker_id}", self._probe(work))
+                await self._calls.clock.sleep(PROBE_INTERVAL_S)
         finally:
-            self._probing -= 1
+            self._is_probing = False
+
+    async def _probe(self, work: ProbeAgent) -> None:
+        try:
+            detail = await self._calls.probe(work.target, self._settings.probe_timeout_s)
+        finally:
+            self._free_probes.release()
+        self._tell(AgentProbed(work.target.worker_id, work.target.incarnation, not detail, detail))
 
     async def _stop(self, work: StopSlot) -> None:
         error = ""

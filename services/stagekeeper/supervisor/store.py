@@ -11,7 +11,7 @@ Invariant: `write` returns only when its rows are on disk (WAL, synchronous=FULL
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ from stagekeeper.core.commands import (
     SaveDeployment,
     SaveEpoch,
     SaveFailure,
-    SaveRoster,
     Write,
 )
 from stagekeeper.core.ids import NO_EPOCH, DeploymentName, Epoch, Generation, WorkerId
@@ -75,6 +74,8 @@ class Store(Protocol):
 
     def write(self, epoch: Epoch, writes: Sequence[Write]) -> None: ...
 
+    def write_roster(self, epoch: Epoch, worker_ids: Iterable[WorkerId]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -90,6 +91,9 @@ class MemoryStore:
         pass
 
     def write(self, epoch: Epoch, writes: Sequence[Write]) -> None:
+        pass
+
+    def write_roster(self, epoch: Epoch, worker_ids: Iterable[WorkerId]) -> None:
         pass
 
     def close(self) -> None:
@@ -160,14 +164,25 @@ class SqliteStore:
             StoreFailed: the disk said no; nothing was written.
         """
         with self._failures_told("write"), self._transaction():
-            stored = self._epoch()
-            if stored != epoch:
-                raise EpochLost(
-                    f"{self._path} is of epoch {stored} now, and this supervisor's is {epoch}: "
-                    "another one took over"
-                )
+            self._check_epoch(epoch)
             for write in writes:
                 self._write(write)
+
+    def write_roster(self, epoch: Epoch, worker_ids: Iterable[WorkerId]) -> None:
+        """Replace the roster, without waiting for the disk: it may be lost, never half written.
+
+        Raises:
+            EpochLost: the stored epoch is not the writer's own.
+            StoreFailed: the disk said no.
+        """
+        with self._failures_told("write"):
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            try:
+                with self._transaction():
+                    self._check_epoch(epoch)
+                    self._write_roster(set(worker_ids))
+            finally:
+                self._connection.execute("PRAGMA synchronous = FULL")
 
     def close(self) -> None:
         self._connection.close()
@@ -192,14 +207,21 @@ class SqliteStore:
             oldest_kept = (last or 0) - self._failure_limit
             execute("DELETE FROM failures WHERE seq <= ?", (oldest_kept,))
         else:
-            self._write_roster(write)
+            self._write_roster(set(write.worker_ids))
 
-    def _write_roster(self, write: SaveRoster) -> None:
-        wanted = set(write.worker_ids)
+    def _write_roster(self, wanted: set[WorkerId]) -> None:
         stored = {row[0] for row in self._connection.execute("SELECT worker_id FROM roster")}
         change = self._connection.executemany
         change("DELETE FROM roster WHERE worker_id = ?", [(gone,) for gone in stored - wanted])
         change("INSERT INTO roster VALUES (?)", [(new,) for new in sorted(wanted - stored)])
+
+    def _check_epoch(self, epoch: Epoch) -> None:
+        stored = self._epoch()
+        if stored != epoch:
+            raise EpochLost(
+                f"{self._path} is of epoch {stored} now, and this supervisor's is {epoch}: "
+                "another one took over"
+            )
 
     def _epoch(self) -> Epoch:
         row = self._connection.execute("SELECT number, supervisor_id FROM epoch").fetchone()
