@@ -149,6 +149,16 @@ def test_age_counts_from_the_state_and_not_from_the_last_message():
     assert creation.age_s(creation.rows[0]) == 3
 
 
+def test_age_of_a_stage_that_is_ready_is_how_long_it_took():
+    clock = FakeTime()
+    creation = CreationProgress(clock)
+    clock.now += 4
+    creation.feed(progress(state=types.SHARD_STATE_READY, phase=0))
+    clock.now += 100
+
+    assert creation.age_s(creation.rows[0]) == 4
+
+
 def cluster():
     """One worker that is silent, one deployment with a replica that misses a stage."""
     worker = pb2.Worker(
@@ -299,7 +309,7 @@ def test_failed_replica_is_told_with_its_log_and_its_rollback():
 
     lines = failure_lines([replica])
 
-    assert lines[0] == "replica 1 on agent-1: stage words failed in LOAD"
+    assert lines[0] == "stage words failed in LOAD"
     assert "    | line 14" in lines
     assert "    | line 4" not in lines
     assert "  rolled back: stage 0 in 0.3 s" in lines

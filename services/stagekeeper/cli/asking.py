@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from stagekeeper.cli.exits import usage
+from stagekeeper.cli.log_output import silence_libraries
 from stagekeeper.client import Client
 
 Answer = TypeVar("Answer")
@@ -26,6 +27,7 @@ def ask(
         KeyboardInterrupt: Ctrl-C; `work` was cancelled.
     """
     check_endpoint(endpoint, insecure=insecure)
+    silence_libraries()
 
     async def session() -> Answer:
         async with Client(endpoint, watch_at_once=False) as client:

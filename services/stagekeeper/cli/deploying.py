@@ -32,6 +32,9 @@ DELETE_SLACK_S: Final = 60.0
 first, and a start under way is undone before."""
 
 _LOOK_AGAIN_S: Final = 0.5
+_AFTER_FAILURE: Final = (
+    "mend the cause and deploy again (`stagekeeper logs {name}` has more); what runs is left alone"
+)
 
 
 @dataclass(slots=True)
@@ -48,9 +51,17 @@ class Creation:
 
 
 async def deploy_shown(
-    client: Client, loaded: LoadedSpec, creation: Creation, *, timeout: float | None = None
+    client: Client,
+    loaded: LoadedSpec,
+    creation: Creation,
+    *,
+    timeout: float | None = None,
+    after_failure: str = "",
 ) -> Deployment:
     """Deploy with progress on stdout; `creation` is filled in on the way.
+
+    Args:
+        after_failure: what to do when it fails, for the error's line; empty: what suits `deploy`.
 
     Raises:
         CliError: not every replica came up; every one that did not is listed.
@@ -69,7 +80,7 @@ async def deploy_shown(
         try:
             deployment = await client.deploy(loaded, on_progress=show, timeout=timeout)
         except DeployFailed as error:
-            raise deploy_failed(error) from error
+            raise deploy_failed(error, after_failure or _AFTER_FAILURE) from error
     ready = count(len(deployment.replicas), "replica")
     if creation.is_new_work:
         print(f"{deployment.name}: READY, {ready}, in {seconds(view.elapsed_s)}", flush=True)
@@ -85,7 +96,7 @@ def _accepted(event: CreationAccepted) -> str:
     return f"{event.deployment}: starting {noun} {replicas}{kept}"
 
 
-def deploy_failed(error: DeployFailed) -> CliError:
+def deploy_failed(error: DeployFailed, what_to_do: str) -> CliError:
     """Build the error of a creation of which not everything came up."""
     deployment = error.deployment
     state = states.deployment_state(deployment.state)
@@ -98,8 +109,8 @@ def deploy_failed(error: DeployFailed) -> CliError:
     why = f" ({deployment.reason})" if deployment.reason and not error.failures else ""
     return CliError(
         ExitCode.FAILED,
-        f"{deployment.name!r} did not come up and is {state}{why}: mend the cause and deploy again "
-        f"(`stagekeeper logs {deployment.name}` has more); what runs is left alone",
+        f"{deployment.name!r} did not come up and is {state}{why}: "
+        + what_to_do.format(name=deployment.name),
         details=details,
         debug=remote_tracebacks(error.failures),
     )

@@ -6,9 +6,23 @@ itself. Anything that is not in here is a bug of ours, and is said to be one.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from stagekeeper.cli.exits import CliError, ExitCode
+
+_HINTS: Final[Mapping[str, str]] = {
+    "DEPLOYMENT_UNKNOWN": "`stagekeeper status` lists what there is",
+    # The servers' sentences end with what to do, or with what there is to choose from.
+    "ADMISSION_REFUSED": "",
+    "BAD_FIELD": "",
+    "DEPLOYMENT_EXISTS": "",
+    "ENDPOINT_UNKNOWN": "",
+    "NOT_YET": "",
+    "STAGE_UNKNOWN": "",
+    "TOO_LARGE": "",
+}
+"""Reason → what to do in the words of the command line; the client's own words for the others."""
 
 
 def explain(error: Exception) -> CliError:
@@ -86,7 +100,8 @@ def _of_the_client(error: Exception) -> CliError | None:
         return _listed(ExitCode.FAILED, "the request is refused", problems)
     if isinstance(error, StagekeeperError):
         code = ExitCode.BUG if isinstance(error, Bug) else ExitCode.FAILED
-        return CliError(code, _with_next_move(error.message, error.next_move))
+        hint = _HINTS.get(error.reason, error.next_move)
+        return CliError(code, f"{error.message}: {hint}" if hint else error.message)
     return None
 
 
@@ -100,12 +115,6 @@ def _short(message: str) -> str:
     """Cut what gRPC says of a failed connection down to its last word: `Connection refused`."""
     head, found, rest = message.partition(": failed to connect to all addresses")
     return f"{head} ({rest.rpartition(': ')[2]})" if found else message
-
-
-def _with_next_move(message: str, next_move: str) -> str:
-    if not next_move or next_move in message:
-        return message
-    return f"{message}: {next_move}"
 
 
 def _listed(code: ExitCode, what: str, problems: list[str] | tuple[str, ...]) -> CliError:

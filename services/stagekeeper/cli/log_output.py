@@ -19,6 +19,11 @@ _SHARED: tuple[structlog.types.Processor, ...] = (
 )
 
 
+def silence_libraries() -> None:
+    """Let libraries log to nobody: verbs that ask say themselves what their user has to know."""
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
 def configure_logs(level: str) -> None:
     """Send everything from `level` up ("debug", "info", …) to stderr. The last call wins."""
     is_terminal = sys.stderr.isatty()

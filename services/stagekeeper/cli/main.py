@@ -35,6 +35,9 @@ def run(argv: Sequence[str]) -> int:
         # replaced so that the interpreter's own flush at exit does not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
+    except SystemExit:
+        # typer's own way out of a broken pipe, and of nothing else: verbs never end the process.
+        return ExitCode.DONE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:

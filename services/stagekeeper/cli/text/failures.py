@@ -17,8 +17,7 @@ def failure_lines(failures: Sequence[pb2.ReplicaFailure]) -> list[str]:
     """Write each replica that did not come up: why, what its log said last, what was undone."""
     lines: list[str] = []
     for failure in failures:
-        where = f" on {failure.worker_id}" if failure.worker_id else ""
-        lines.append(f"replica {failure.replica_index}{where}: {failure.message}")
+        lines.append(failure.message or f"replica {failure.replica_index}: no reason was given")
         if failure.HasField("failure"):
             lines += _stage_lines(failure.failure)
         lines += [_rollback_line(entry) for entry in failure.rollback]
@@ -30,7 +29,7 @@ def _stage_lines(failure: types.Failure) -> list[str]:
     how = exit_text(failure)
     if how:
         lines.append(f"  its process ended: {how}")
-    log = list(failure.last_log_lines)[-LOG_LINES_SHOWN:]
+    log = [line for line in failure.last_log_lines if line.strip()][-LOG_LINES_SHOWN:]
     if log:
         lines.append(f"  the last lines of the log of {failure.origin.stage_name}:")
         lines += [f"    | {line}" for line in log]

@@ -18,6 +18,10 @@ QUIET_S: Final = 5.0
 """A stage that only counts on gets a line this often."""
 
 
+ARRIVED: Final = frozenset({"READY", "FAILED", "STOPPED"})
+"""States that a creation leaves a stage in."""
+
+
 @dataclass(slots=True)
 class StageRow:
     """One stage on its way. `since` is when it entered its state and phase."""
@@ -86,7 +90,9 @@ class CreationProgress:
         return f"{text}: {row.state} {how_far(row)}".rstrip()
 
     def age_s(self, row: StageRow) -> float:
-        """Return how long a row has been in its state."""
+        """Return how long a row has been in its state, or took to get where it stays."""
+        if row.state in ARRIVED:
+            return row.since - self.began
         return self._monotonic() - row.since
 
 

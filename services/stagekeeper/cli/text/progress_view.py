@@ -44,10 +44,11 @@ def progress_view() -> Iterator[ProgressView]:
 
     table = _LiveTable(progress)
     # Live calls `get_renderable` in a thread of its own, so durations go on while nothing happens.
-    live = Live(get_renderable=table.draw, refresh_per_second=_FRAMES_PER_S)
-    table.live = live
-    with live:
+    table.live = Live(get_renderable=table.draw, refresh_per_second=_FRAMES_PER_S)
+    try:
         yield table
+    finally:
+        table.live.stop()
 
 
 class _Lines:
@@ -71,6 +72,9 @@ class _LiveTable:
 
     def show(self, progress: pb2.StageProgress) -> None:
         self._progress.feed(progress)
+        # Not before: an empty table would leave an empty line.
+        if self.live is not None and not self.live.is_started:
+            self.live.start()
 
     @property
     def elapsed_s(self) -> float:

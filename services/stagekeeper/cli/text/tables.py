@@ -71,7 +71,11 @@ def _write_rich(table: Table, out: IO[str]) -> None:
     from rich.text import Text
 
     drawn = RichTable(
-        box=box.SIMPLE_HEAD, pad_edge=False, title=table.title or None, title_justify="left"
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        title=table.title or None,
+        title_justify="left",
     )
     last = len(table.header) - 1
     for n, name in enumerate(table.header):

@@ -17,6 +17,7 @@ from typing import Any, Final
 from stagekeeper.agent.host_lock import FileLock, LockHeld
 from stagekeeper.cli.deploying import Creation, delete_shown, deploy_shown
 from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.log_output import silence_libraries
 from stagekeeper.cli.text.amounts import count
 from stagekeeper.cli.up.child import ChildEvent, StartFailed
 from stagekeeper.cli.up.leftovers import kill_stages
@@ -50,6 +51,7 @@ def run_up(options: PlaneOptions, specs: Sequence[LoadedSpec], *, keep: bool) ->
     Raises:
         CliError: something could not be started or deployed; all that this run began is undone.
     """
+    silence_libraries()
     try:
         lock = FileLock.take(options.state_dir / "up.lock", f"state directory {options.state_dir}")
     except LockHeld as held:
@@ -80,6 +82,7 @@ class _Session:
             await _until(ends.asked, self._serve())
         except (CliError, StagekeeperError, StartFailed) as error:
             failure = error
+            say("that failed, for the reason below; undoing what this run began")
         is_done = await _until(ends.asked_again, self._end(failure))
         if not is_done:
             await self._kill()
@@ -117,7 +120,9 @@ class _Session:
         self._creations.append(creation)
         while True:
             try:
-                await deploy_shown(client, loaded, creation)
+                await deploy_shown(
+                    client, loaded, creation, after_failure="mend the cause and run this again"
+                )
                 return
             except NameTaken:
                 if not await self._is_idle(client, creation.name):
@@ -204,7 +209,7 @@ class _Session:
         if self._keep:
             return
         hit = kill_stages(self._options.state_dir, self._options.agents)
-        say(f"killed: supervisor, agents and {count(hit, 'process')} of stages")
+        say(f"killed: supervisor, agents, stages ({count(hit, 'live one')})")
 
     def _client(self) -> Client:
         return Client(self._plane.endpoint, patience_s=SUPERVISOR_PATIENCE_S, watch_at_once=False)

@@ -33,6 +33,7 @@ def deploy(
     from stagekeeper.cli.deploying import Creation, deploy_shown
     from stagekeeper.cli.exits import CliError, ExitCode
     from stagekeeper.cli.spec_files import read_specs
+    from stagekeeper.client import NameTaken
 
     loaded = read_specs([file])[0]
     creation = Creation(loaded.spec.name)
@@ -42,6 +43,11 @@ def deploy(
             lambda client: deploy_shown(client, loaded, creation, timeout=timeout),
             insecure=insecure,
         )
+    except NameTaken as error:
+        raise CliError(
+            ExitCode.FAILED,
+            f"{error.message} (`stagekeeper delete {creation.name}`, then this again)",
+        ) from error
     except KeyboardInterrupt:
         if creation.accepted is None:
             raise
