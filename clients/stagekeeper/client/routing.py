@@ -12,7 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stagekeeper.client.view import Missing, NoRoute, stage_id_of, why_none_is_ready
+from stagekeeper.client.view import (
+    Missing,
+    NoRoute,
+    entry_stage_id_of,
+    stage_id_of,
+    why_none_is_ready,
+)
 from stagekeeper.v1 import types_pb2 as types
 from stagekeeper.v1.deployment_service_pb2 import (
     CHANGE_KIND_ADDED,
@@ -63,6 +69,7 @@ class _Entry:
 
     view: Deployment
     revision: tuple[int, str, int]
+    entry_stage_id: int = 0
     held: dict[int, tuple[Route, ...]] = field(default_factory=dict)
     routes: dict[int, tuple[Route, ...]] = field(default_factory=dict)
 
@@ -163,7 +170,7 @@ class RoutingTable:
             return NoRoute(
                 Missing.DEPLOYMENT, f"there is no deployment {name!r} (there are: {known})"
             )
-        stage_id = stage_id_of(entry.view, stage)
+        stage_id = _stage_id(entry, stage)
         if isinstance(stage_id, NoRoute):
             return stage_id
         routes = entry.routes.get(stage_id, ())
@@ -195,7 +202,7 @@ class RoutingTable:
     ) -> bool:
         """Say whether `pick` would find one; nobody's turn is used up."""
         entry = self._entries.get(name)
-        stage_id = stage_id_of(entry.view, stage) if entry else None
+        stage_id = _stage_id(entry, stage) if entry else None
         if entry is None or not isinstance(stage_id, int):
             return False
         return any(route.instance_id not in exclude for route in entry.routes.get(stage_id, ()))
@@ -247,6 +254,7 @@ class RoutingTable:
         self._derive(entry)
 
     def _derive(self, entry: _Entry) -> None:
+        entry.entry_stage_id = entry_stage_id_of(entry.view)
         before = [route for routes in entry.routes.values() for route in routes]
         found: dict[int, tuple[Route, ...]] = {}
         for replica in entry.view.replicas:
@@ -286,6 +294,10 @@ class RoutingTable:
                 del self._addresses[route.url]
             if route.instance_id not in kept:
                 self._avoided.pop(route.instance_id, None)
+
+
+def _stage_id(entry: _Entry, stage: str | int | None) -> int | NoRoute:
+    return entry.entry_stage_id if stage is None else stage_id_of(entry.view, stage)
 
 
 def _triple(revision: types.ChangeRevision) -> tuple[int, str, int]:

@@ -44,7 +44,7 @@ def stage_names(view: Deployment) -> list[str]:
 def stage_id_of(view: Deployment, stage: str | int | None) -> int | NoRoute:
     """Return the id of a stage named by name or id; None names the entry stage."""
     if stage is None:
-        return _entry_stage_id(view)
+        return entry_stage_id_of(view)
     names = stage_names(view)
     if isinstance(stage, str) and stage in names:
         return names.index(stage)
@@ -56,7 +56,8 @@ def stage_id_of(view: Deployment, stage: str | int | None) -> int | NoRoute:
     )
 
 
-def _entry_stage_id(view: Deployment) -> int:
+def entry_stage_id_of(view: Deployment) -> int:
+    """Return the id of the stage that a call without a stage reaches."""
     if view.HasField("spec"):
         names = [stage.name for stage in view.spec.stages]
         return names.index(view.spec.entry) if view.spec.entry in names else 0
