@@ -34,7 +34,6 @@ from stagekeeper.core.events import (
 )
 from stagekeeper.core.ids import (
     ClusterName,
-    DeploymentName,
     DeviceId,
     Epoch,
     Generation,
@@ -43,7 +42,6 @@ from stagekeeper.core.ids import (
     OperationId,
     ReplicaIndex,
     ReplicaKey,
-    WorkerId,
 )
 from stagekeeper.core.model import (
     DeploymentSpec,
@@ -71,7 +69,7 @@ def gen(n: int, epoch: Epoch = EARLIER) -> Generation:
     return Generation(epoch, n)
 
 
-def shard(deployment="m", replica=0, stage=0, n=1, **changes) -> ShardRecord:
+def shard(deployment="m", replica=0, stage=0, n=1, **changes) -> Any:
     """A READY, committed shard of the only stage of a replica, of the n-th generation."""
     record = ShardRecord(
         deployment=deployment,
@@ -92,14 +90,14 @@ def shard(deployment="m", replica=0, stage=0, n=1, **changes) -> ShardRecord:
     return replace(record, **changes)
 
 
-def replica_shards(deployment="m", replica=0, stages=3, n=1, **changes) -> list[ShardRecord]:
+def replica_shards(deployment="m", replica=0, stages=3, n=1, **changes) -> list[Any]:
     return [
         shard(deployment, replica, stage, n, stage_count=stages, **changes)
         for stage in range(stages)
     ]
 
 
-def device(index: int, total_bytes: int = 10 * GIB, **changes) -> Device:
+def device(index: int, total_bytes: int = 10 * GIB, **changes) -> Any:
     return replace(Device(DeviceId(f"gpu-{index}"), "cuda", "H200", index, total_bytes), **changes)
 
 
@@ -123,16 +121,16 @@ def operation(n=1, state=OperationState.STARTING, deployment="m", replica=0, **c
     return replace(record, **changes)
 
 
-def stage_spec(name="s0", **changes) -> StageSpec:
+def stage_spec(name="s0", **changes) -> Any:
     return replace(StageSpec(name, "models:Stage"), **changes)
 
 
-def spec(name="m", stages=1, replicas=1, **changes) -> DeploymentSpec:
+def spec(name="m", stages=1, replicas=1, **changes) -> Any:
     made = DeploymentSpec(name, tuple(stage_spec(f"s{k}") for k in range(stages)), replicas)
     return replace(made, **changes)
 
 
-def on_cards(*cards_and_shares, name="m", replicas=1, **changes) -> DeploymentSpec:
+def on_cards(*cards_and_shares, name="m", replicas=1, **changes) -> Any:
     """A spec whose k-th stage wants (cards, utilization)."""
     stages = tuple(
         stage_spec(f"s{k}", devices=tuple(cards), memory=MemoryNeed(utilization=share))
@@ -141,11 +139,11 @@ def on_cards(*cards_and_shares, name="m", replicas=1, **changes) -> DeploymentSp
     return DeploymentSpec(name, stages, replicas, **changes)
 
 
-def desired(made: DeploymentSpec | None = None, **changes) -> Desired:
+def desired(made: DeploymentSpec | None = None, **changes) -> Any:
     return replace(Desired(made or spec(), 1, False, False, 1_000.0), **changes)
 
 
-def started_shards(plan: OperationPlan, **changes) -> list[ShardRecord]:
+def started_shards(plan: OperationPlan, **changes) -> list[Any]:
     """What an agent reports of a plan once it is READY and committed."""
     return [
         replace(
@@ -189,9 +187,9 @@ def only(kind: Any, commands: Iterable[Command]) -> list[Any]:
 class World:
     """One registry and the time. A roster, wishes or tombstones make it begin in HOLD."""
 
-    desired: Collection[Desired] = ()
-    tombstones: dict[DeploymentName, Generation] = field(default_factory=dict)
-    roster: Collection[WorkerId] = ()
+    desired: Collection[Any] = ()
+    tombstones: dict[Any, Generation] = field(default_factory=dict)
+    roster: Collection[Any] = ()
     settings: RegistrySettings = field(default_factory=RegistrySettings)
     durable: bool = True
     is_new: bool | None = None
@@ -199,7 +197,7 @@ class World:
     now: float = 100.0
 
     def __post_init__(self) -> None:
-        self.registry = Registry(
+        self.registry: Any = Registry(
             cluster=ClusterName("default"),
             epoch=REIGN,
             settings=self.settings,
@@ -213,7 +211,7 @@ class World:
         )
         self.written: list[Write] = []
 
-    def apply(self, event: Event) -> list[Command]:
+    def apply(self, event: Event) -> list[Any]:
         try:
             commands = self.registry.apply(event, now=self.now)
         finally:
@@ -224,7 +222,7 @@ class World:
         self.written += only(Write, commands)
         return commands
 
-    def register(self, worker="w1", shards: Iterable[ShardRecord] = (), **changes) -> list[Command]:
+    def register(self, worker="w1", shards: Iterable[ShardRecord] = (), **changes) -> list[Any]:
         """Register; the digest is made of the revision."""
         made = report(worker, shards, **changes)
         return self.apply(WorkerRegistered(made, b"%d" % made.revision))
@@ -236,18 +234,21 @@ class World:
         known = b"%d" % revision if digest is None else digest
         return self.apply(HeartbeatReceived(worker, incarnation, revision, known))
 
-    def tick(self, seconds: float = 0.0, stalled_s: float = 0.0) -> list[Command]:
+    def tick(self, seconds: float = 0.0, stalled_s: float = 0.0) -> list[Any]:
         self.now += seconds
         return self.apply(Ticked(stalled_s))
 
-    def deploy(self, made: DeploymentSpec) -> list[OperationPlan]:
-        commands = self.apply(DeploymentRequested(made, 2_000.0))
-        return [it.plan for it in only(StartOperation, commands)]
+    def deploy(self, made: DeploymentSpec) -> list[Any]:
+        """Return the plans that start."""
+        return [it.plan for it in only(StartOperation, self.deploy_commands(made))]
 
-    def delete(self, name="m") -> list[Command]:
+    def deploy_commands(self, made: DeploymentSpec) -> list[Any]:
+        return self.apply(DeploymentRequested(made, 2_000.0))
+
+    def delete(self, name="m") -> list[Any]:
         return self.apply(DeploymentDeleted(name))
 
-    def end(self, plan: OperationPlan, state=OperationState.COMMITTED, **changes) -> list[Command]:
+    def end(self, plan: OperationPlan, state=OperationState.COMMITTED, **changes) -> list[Any]:
         record = record_of(plan, state, **changes)
         return self.apply(OperationEnded(plan.operation_id, record))
 

@@ -8,29 +8,26 @@ import pytest
 
 from stagekeeper.core.commands import (
     CancelOperation,
-    CreationAccepted,
     PublishChange,
     SaveDeployment,
     SaveFailure,
     StartOperation,
 )
 from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.events import (
-    AgentProbed,
-    DeploymentRequested,
-    OperationCancelled,
-    OperationEnded,
-)
+from stagekeeper.core.events import DeploymentRequested
 from stagekeeper.core.ids import Generation
-from stagekeeper.core.model import (
+from stagekeeper.core.model import MemoryNeed, ModelInfo
+from stagekeeper.core.states import DeploymentState, OperationState, ReplicaState, ShardState
+from tests.plain import (
+    AgentProbed,
+    CreationAccepted,
     Failure,
     FailureOrigin,
-    MemoryNeed,
-    ModelInfo,
+    OperationCancelled,
+    OperationEnded,
     Placement,
     RollbackRecord,
 )
-from stagekeeper.core.states import DeploymentState, OperationState, ReplicaState, ShardState
 from tests.worlds import (
     REIGN,
     World,

@@ -6,17 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from stagekeeper.core.commands import (
-    ChangeKind,
-    DeletionAccepted,
-    EntombDeployment,
-    PublishChange,
-    SaveDeployment,
-)
+from stagekeeper.core.commands import ChangeKind, DeletionAccepted, PublishChange, SaveDeployment
 from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.events import OperationCancelled, OperationEnded, SlotStopped
-from stagekeeper.core.ids import Generation, SlotKey
+from stagekeeper.core.ids import Generation
 from stagekeeper.core.states import DeploymentState, OperationState, ReplicaState, ShardState
+from tests.plain import EntombDeployment, OperationCancelled, OperationEnded, SlotKey, SlotStopped
 from tests.worlds import (
     EARLIER,
     REIGN,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from stagekeeper.core.derive import ReplicaContext, derive_replica
-from stagekeeper.core.ids import DeploymentName, ReplicaIndex, ReplicaKey
+from stagekeeper.core.ids import DeploymentName, ReplicaIndex
 from stagekeeper.core.model import ReplicaView
-from stagekeeper.core.operations import NO_GENERATION, FailureNote
-from stagekeeper.core.stage_sets import Claim
+from stagekeeper.core.operations import NO_GENERATION
 from stagekeeper.core.states import Phase, ReplicaState, ShardState, WorkerState
+from tests.plain import Claim, FailureNote, ReplicaKey
 from tests.worlds import gen, replica_shards, shard, spec
 
 KEY = ReplicaKey(DeploymentName("m"), ReplicaIndex(0))

@@ -8,7 +8,6 @@ import pytest
 
 from stagekeeper.core.commands import (
     DeletionAccepted,
-    EntombDeployment,
     PublishChange,
     SaveDeployment,
     StartOperation,
@@ -22,6 +21,7 @@ from stagekeeper.core.states import (
     ReplicaState,
     ShardState,
 )
+from tests.plain import EntombDeployment
 from tests.worlds import (
     World,
     cancels,

@@ -15,10 +15,10 @@ from stagekeeper.core.commands import (
     SaveFailure,
 )
 from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.events import FailureReported
 from stagekeeper.core.ids import ChangeRevision, Epoch, Generation
-from stagekeeper.core.model import Failure, FailureOrigin, ShardAddress
+from stagekeeper.core.model import ShardAddress
 from stagekeeper.core.states import OperationState, ReplicaState, ShardState, WorkerState
+from tests.plain import DeviceClaim, Failure, FailureOrigin, FailureReported
 from tests.worlds import REIGN, World, device, gen, only, operation, replica_shards, shard, spec
 
 
@@ -217,6 +217,7 @@ def test_every_wrong_field_of_a_slice_is_named_at_once() -> None:
         (shard("bad", n=0), "BAD_FIELD", "generation"),
         (shard("bad", state=ShardState.CONFLICT), "BAD_FIELD", "CONFLICT"),
         (shard("bad", instance_id=""), "BAD_FIELD", "instance_id"),
+        (shard("bad", devices=(DeviceClaim("gpu-0", -1),)), "BAD_FIELD", "cannot hold -1 bytes"),
         (shard("bad", instance_id="i" * 256), "BAD_FIELD", "id of more than 255"),
         (shard("good", instance_id="twin"), "BAD_FIELD", "same shard as replica_states[0]"),
         (shard("bad", instance_id="good/0/0/1"), "BAD_FIELD", "instance_id of replica_states[0]"),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stagekeeper.core.commands import ProbeAgent, PublishChange, SaveRoster
-from stagekeeper.core.events import AgentProbed
+from stagekeeper.core.commands import ProbeAgent, PublishChange
 from stagekeeper.core.registry import RegistrySettings
 from stagekeeper.core.states import ReplicaState, WorkerState
+from tests.plain import AgentProbed, SaveRoster
 from tests.worlds import World, only, shard
 
 

@@ -84,6 +84,7 @@ def build_offers(
 ) -> list[Offer]:
     """Open the accounts of all cards and offer those of `candidates` that the spec may use.
 
+    A card of 0 bytes is one whose driver could not tell: nothing new goes there.
     `restarting` are replicas that are stopped before they start: what they hold is free by then,
     where it can be stopped.
     """
@@ -94,7 +95,7 @@ def build_offers(
         cards = [
             Card(device, accounts.setdefault(_card_key(worker, device), Account()))
             for device in worker.checked.devices
-            if not pool or device.device_id in pool
+            if device.total_bytes > 0 and (not pool or device.device_id in pool)
         ]
         count = _replica_count(cluster, worker, spec.name, restarting)
         offers.append(Offer(worker.worker_id, cards, count))

@@ -188,7 +188,7 @@ def _holds(card: Card, wanted: Iterable[tuple[int, MemoryNeed]]) -> bool:
     """Do admission's sum: each product truncated before it is added; equality is admitted."""
     total_bytes = card.device.total_bytes
     need_bytes = sum(need.on_card(total_bytes) for _, need in wanted)
-    return total_bytes > 0 and card.account.held_bytes + need_bytes <= total_bytes
+    return card.account.held_bytes + need_bytes <= total_bytes
 
 
 def _refusal(

@@ -185,6 +185,9 @@ def _shard_problem(record: ShardRecord) -> tuple[Reason, str] | None:
         return Reason.BAD_FIELD, "state: CONFLICT is derived by the supervisor, never reported"
     if not record.instance_id and record.state in LIVE_SHARD_STATES:
         return Reason.BAD_FIELD, f"instance_id: is empty, and the shard is {record.state}"
+    for claim in record.devices:
+        if not 0 <= claim.reserved_bytes <= LARGEST_NUMBER:
+            return Reason.BAD_FIELD, f"devices: cannot hold {claim.reserved_bytes} bytes"
     if max(len(record.instance_id), len(record.operation_id)) > LONGEST_ID:
         return Reason.BAD_FIELD, f"has an id of more than {LONGEST_ID} characters"
     return None
