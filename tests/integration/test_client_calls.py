@@ -205,6 +205,7 @@ async def test_refusal_by_all_ends_with_the_deadline_and_its_reason(servers, sup
     with pytest.raises(sdk.StagekeeperError, match="TOO_MANY_CALLS"):
         await client.call("m", "echo", timeout=0.5)
     assert loop.time() - started < 2
+    assert not supervisor.asked["get"]  # who is busy has not moved
 
 
 async def test_unreachable_replica_is_passed_over_also_for_calls_that_may_not_repeat(

@@ -7,13 +7,15 @@ import json
 import pytest
 import yaml
 from google.protobuf import json_format
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.client import SpecError, load_spec, parse_spec
 from stagekeeper.client.spec_file import spec_from_dict
 from stagekeeper.client.spec_tree import plain, tree_of_yaml
 from stagekeeper.client.spec_values import parse_size
+
+in_its_time = settings(deadline=None)  # a busy machine is no failure
 
 FULL = """\
 name: qwen3-omni
@@ -243,6 +245,7 @@ _json = st.recursive(
 )
 
 
+@in_its_time
 @given(st.dictionaries(st.text("abc", min_size=1), _json, max_size=3))
 def test_arguments_arrive_as_they_were_written(args):
     document = {"name": "m", "stages": [{"name": "s", "entrypoint": "a:B", "args": args}]}

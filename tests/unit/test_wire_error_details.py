@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from google.rpc import status_pb2  # type: ignore[import-untyped]
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.wire.error_details import (
@@ -17,9 +17,12 @@ from stagekeeper.wire.error_details import (
     unpack,
 )
 
+in_its_time = settings(deadline=None)  # a busy machine is no failure
+
 _short = st.text(max_size=20)
 
 
+@in_its_time
 @given(
     st.integers(1, 16),
     _short,
@@ -39,6 +42,7 @@ def test_what_is_packed_is_unpacked(code, message, reason, metadata, violations,
     )
 
 
+@in_its_time
 @given(
     st.text(min_size=0, max_size=40),
     st.integers(0, 3000),

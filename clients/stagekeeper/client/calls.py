@@ -51,7 +51,8 @@ class _Search:
     """One call's way from replica to replica.
 
     `stale` instances answer to another id now and are never right again; `tried` ones may be, once
-    there is nobody else.
+    there is nobody else. A route is in doubt when its instance was gone, not when it was busy: the
+    supervisor is asked for the first only.
     """
 
     deployment: str
@@ -61,6 +62,7 @@ class _Search:
     stale: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
     may_repeat: bool = False
+    is_route_in_doubt: bool = False
     last_error: StagekeeperError | None = None
 
 
@@ -194,8 +196,11 @@ class RoutedCaller:
         ):
             raise deadline_over(f"the supervisor at {self._link.endpoint} told the routes")
         found = self._pick(search, search.stale | search.tried)
-        if isinstance(found, NoRoute):
+        if isinstance(found, NoRoute) and (
+            search.is_route_in_doubt or found.what is not Missing.OTHER_REPLICA
+        ):
             await self._refresh(search.deployment, self._left(search))
+            search.is_route_in_doubt = False
             found = self._pick(search, search.stale | search.tried)
         if isinstance(found, NoRoute) and search.tried:
             search.tried.clear()
@@ -242,6 +247,7 @@ class RoutedCaller:
         if error.reason in ("STALE_ROUTE", UNREACHABLE) or isinstance(error, CallLost):
             now = asyncio.get_running_loop().time()
             self._table.avoid(route.instance_id, now + AVOID_S)
+            search.is_route_in_doubt = True
             _ = self._start_refresh(route.deployment)
 
     async def _again(
