@@ -1,0 +1,483 @@
+"""The registry against everything that order, repetition and lies can do to it.
+
+The clever registry keeps indexes and derives what was touched; the dumb one here looks at the last
+report of each worker and at nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from stagekeeper.core.commands import EntombDeployment, SaveDeployment, StartOperation, StopSlot
+from stagekeeper.core.errors import Refused
+from stagekeeper.core.ids import Epoch, Generation
+from stagekeeper.core.model import DeviceClaim, WorkerReport
+from stagekeeper.core.states import (
+    DeploymentState,
+    OperationState,
+    ReplicaState,
+    ShardState,
+    WorkerState,
+)
+from tests.plain import OperationCancelled, OperationEnded, SlotKey, SlotStopped
+from tests.worlds import (
+    EARLIER,
+    REIGN,
+    World,
+    desired,
+    device,
+    on_cards,
+    only,
+    record_of,
+    report,
+    shard,
+    spec,
+    started_shards,
+)
+
+in_its_time = settings(deadline=None)  # a busy machine is no failure
+
+WORKERS = ("w1", "w2", "w3")
+NAMES = ("m", "m-1", "模型")
+REPORTED = [it for it in ShardState if it is not ShardState.CONFLICT]
+MOSTLY_READY = st.one_of(st.just(ShardState.READY), st.sampled_from(REPORTED))
+
+
+@st.composite
+def records(draw: Any, worker: str) -> Any:
+    """A shard that is sound in itself; it may contradict any other worker's."""
+    stage_count = draw(st.sampled_from([1, 2, 2, 3]))
+    shard_count = draw(st.sampled_from([1, 1, 1, 2]))
+    deployment = draw(st.sampled_from(NAMES))
+    replica, stage = draw(st.integers(0, 2)), draw(st.integers(0, stage_count - 1))
+    index, n = draw(st.integers(0, shard_count - 1)), draw(st.integers(1, 3))
+    return shard(
+        deployment,
+        replica,
+        stage,
+        n,
+        stage_count=stage_count,
+        shard_index=index,
+        shard_count=shard_count,
+        state=draw(MOSTLY_READY),
+        committed=draw(st.sampled_from([True, True, True, False])),
+        instance_id=f"{worker}:{deployment}/{replica}/{stage}/{index}/{n}",
+    )
+
+
+@st.composite
+def slices(draw: Any, worker: str) -> Any:
+    """The shards of one report, each once."""
+    drawn = draw(st.lists(records(worker), max_size=5))
+    return tuple({it.instance_id: it for it in drawn}.values())
+
+
+@st.composite
+def histories(draw: Any) -> dict[str, list[WorkerReport]]:
+    """For each worker its reports, oldest first: revisions ascend, some begin a new life."""
+    made: dict[str, list[WorkerReport]] = {}
+    for worker in WORKERS:
+        incarnation, reports = 1, []
+        for revision in range(1, draw(st.integers(0, 3)) + 1):
+            incarnation += draw(st.sampled_from([0, 0, 1]))
+            reports.append(
+                report(worker, draw(slices(worker)), incarnation=incarnation, revision=revision)
+            )
+        made[worker] = reports
+    return made
+
+
+def tell(world: World, reports: Iterable[WorkerReport]) -> None:
+    for one in reports:
+        try:
+            world.register(
+                one.worker_id, one.shards, incarnation=one.incarnation, revision=one.revision
+            )
+        except Refused as refusal:
+            assert refusal.reason == "STALE_INCARNATION"
+
+
+def seen(world: World) -> tuple:
+    """All that can be read of a registry, but for how often it was told."""
+    return (
+        world.registry.deployments(),
+        [replace(it, registration_count=0) for it in world.registry.workers(world.now)],
+        world.registry.failures(),
+        (world.registry.mode, world.registry.epoch),
+    )
+
+
+def wishes() -> list:
+    """One of the names is wanted, one is being deleted, one is only known from reports."""
+    return [
+        desired(spec(NAMES[0], stages=2, replicas=2)),
+        desired(spec(NAMES[1]), is_deleting=True),
+    ]
+
+
+@in_its_time
+@given(histories(), st.data(), st.booleans())
+def test_any_order_and_any_repetition_of_the_same_reports_gives_the_same_registry(
+    told: dict[str, list[WorkerReport]], data: st.DataObject, has_wishes: bool
+) -> None:
+    """Also while it holds still, and once it no longer does: deletions are carried out then."""
+    known: dict[str, Any] = {"desired": wishes(), "roster": ["away"]} if has_wishes else {}
+    straight, shaken = (World(is_checked=False, **known) for _ in range(2))
+    everything = [one for reports in told.values() for one in reports]
+    again = data.draw(st.lists(st.sampled_from(everything))) if everything else []
+
+    tell(straight, everything)
+    tell(shaken, data.draw(st.permutations(everything + again)))
+
+    for seconds in (0.0, 10.0):
+        straight.tick(seconds)
+        shaken.tick(seconds)
+        assert seen(shaken) == seen(straight)
+        shaken.check()
+
+
+@in_its_time
+@given(histories(), st.data())
+def test_the_same_report_again_changes_nothing_and_says_nothing(
+    told: dict[str, list[WorkerReport]], data: st.DataObject
+) -> None:
+    world = World(desired=wishes(), is_new=True, is_checked=False)
+    newest = [reports[-1] for reports in told.values() if reports]
+    tell(world, newest)
+    before, revision = seen(world), world.registry.revision
+
+    for one in data.draw(st.permutations(newest + newest)):
+        commands = world.register(
+            one.worker_id, one.shards, incarnation=one.incarnation, revision=one.revision
+        )
+        assert len(commands) == 1, "the answer, and nothing else"
+
+    assert seen(world) == before
+    assert world.registry.revision == revision
+
+
+@in_its_time
+@given(histories(), slices("w1"), slices("w1"))
+def test_one_workers_report_never_changes_anothers_shards(
+    told: dict[str, list[WorkerReport]], first: tuple, second: tuple
+) -> None:
+    world = World(is_checked=False)
+    tell(world, (one for worker in WORKERS[1:] for one in told[worker]))
+    world.register("w1", first)
+    cluster = world.registry._cluster
+    others = {worker: cluster.workers[worker].shards for worker in WORKERS[1:] if told[worker]}
+
+    world.register("w1", second, revision=2)
+
+    assert {worker: cluster.workers[worker].shards for worker in others} == others
+    for worker, records_ in others.items():
+        for record in records_:
+            assert record in cluster.claims[record.replica][worker]
+
+
+def shown(world: World) -> set[tuple]:
+    return {
+        (it.worker_id, it.record.instance_id)
+        for view in world.registry.deployments()
+        for replica in view.replicas
+        for it in replica.shards
+    }
+
+
+@in_its_time
+@given(histories())
+def test_a_shard_is_missing_only_when_nobody_reports_it(
+    told: dict[str, list[WorkerReport]],
+) -> None:
+    """A reported stage is always shown, by some set of it; what is not shown lost to that set."""
+    world = World(is_checked=False)
+    tell(world, (one for reports in told.values() for one in reports))
+    reported = [
+        record
+        for reports in told.values()
+        if reports
+        for record in reports[-1].shards
+        if record.state is not ShardState.STOPPED
+    ]
+    for record in reported:
+        replica = world.replica(record.replica_index, record.deployment)
+        of_stage = [it.record for it in replica.shards if it.record.stage_id == record.stage_id]
+        assert of_stage, "a stage that somebody reports is not missing"
+        generations = {it.generation for it in of_stage}
+        assert len(generations) == 1, "one set stands for a stage"
+        if record.generation in generations:
+            shards = {(it.shard_index, it.instance_id) for it in of_stage}
+            assert (record.shard_index, record.instance_id) in shards
+    assert {instance for _, instance in shown(world)} <= {it.instance_id for it in reported}
+
+
+def is_routable(members: Sequence[tuple[str, Any]]) -> bool:
+    """Judge the claims of one stage and generation, the dumb way."""
+    count = members[0][1].shard_count
+    return (
+        len({(it.shard_count, it.stage_count, it.stage_name, it.operation_id)
+             for _, it in members}) == 1
+        and sorted(it.shard_index for _, it in members) == list(range(count))
+        and all(it.state is ShardState.READY and it.committed for _, it in members)
+    )  # fmt: skip
+
+
+@in_its_time
+@given(histories())
+def test_a_replica_is_ready_exactly_when_a_dumb_look_at_the_last_reports_says_so(
+    told: dict[str, list[WorkerReport]],
+) -> None:
+    world = World(is_checked=False)
+    tell(world, (one for reports in told.values() for one in reports))
+    claims: dict[tuple, dict[int, dict[Generation, list]]] = {}
+    for worker, reports in told.items():
+        for it in reports[-1].shards if reports else ():
+            if it.state is not ShardState.STOPPED:
+                stages = claims.setdefault((it.deployment, it.replica_index), {})
+                stages.setdefault(it.stage_id, {}).setdefault(it.generation, []).append(
+                    (worker, it)
+                )
+    views = {
+        (view.name, replica.key.index): replica
+        for view in world.registry.deployments()
+        for replica in view.replicas
+    }
+    assert views.keys() == claims.keys()
+    for key, stages in claims.items():
+        chosen = {
+            stage: max((it for it in sets if is_routable(sets[it])), default=None)
+            for stage, sets in stages.items()
+        }
+        sizes = {
+            sets[generation][0][1].stage_count
+            for stage, sets in stages.items()
+            if (generation := chosen[stage]) is not None
+        }
+        view = views[key]
+        if view.state is ReplicaState.READY:
+            assert all(chosen.values()) and len(stages) == max(sizes)
+            got = {(it.record.stage_id, it.record.generation) for it in view.shards}
+            assert got == set(chosen.items())
+        else:
+            assert not all(chosen.values()) or len(stages) != max(sizes)
+        ordered = [(it.record.stage_id, it.record.shard_index) for it in view.shards]
+        assert ordered == sorted(ordered)
+
+
+def spoilt(record: Any, how: int) -> Any:
+    """Make a record wrong in itself, in one of several ways."""
+    ways: list[dict] = [
+        {"shard_index": record.shard_count},
+        {"shard_count": 0},
+        {"stage_id": record.stage_count},
+        {"deployment": "a/b"},
+        {"stage_name": "x" * 64},
+        {"state": ShardState.CONFLICT},
+        {"instance_id": "", "state": ShardState.READY},
+        {"generation": Generation(EARLIER, 0)},
+        {"devices": (DeviceClaim(device(0).device_id, 2**63),)},
+    ]
+    return replace(record, **ways[how])
+
+
+@in_its_time
+@given(slices("w1"), slices("w1"), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8))))
+def test_a_bad_entry_is_refused_alone(
+    good: tuple, models_: tuple, bad: list[tuple[int, int]]
+) -> None:
+    """Bad entries anywhere among good ones: exactly they are refused, by their places."""
+    mixed: list[tuple[bool, Any]] = [(True, it) for it in good]
+    for place, how in bad if models_ else ():
+        mixed.insert(place, (False, spoilt(models_[place % len(models_)], how)))
+    clean, dirty = World(), World()
+
+    clean.register(shards=good)
+    answer, *_ = dirty.register(shards=[it for _, it in mixed])
+
+    assert [it.index for it in answer.refused] == [
+        place for place, (is_good, _) in enumerate(mixed) if not is_good
+    ]
+    assert dirty.registry.deployments() == clean.registry.deployments()
+
+
+@in_its_time
+@given(slices("w1"), st.integers(0, 60), st.booleans())
+def test_a_registrations_cost_does_not_grow_with_the_cluster(
+    mine: tuple, others: int, is_shared: bool
+) -> None:
+    """Counted in replicas derived: the same beside nobody and beside many, of the same name too."""
+    alone, crowded = World(is_checked=False), World(is_checked=False)
+    for number in range(others):
+        name = NAMES[0] if is_shared else "other"
+        record = shard(name, replica=100 + number, instance_id=f"i{number}")
+        crowded.register(f"o{number}", [record])
+
+    costs = []
+    for world in (alone, crowded):
+        before = world.registry.derivation_count
+        world.register("w1", mine)
+        world.register("w1", (), revision=2)
+        costs.append(world.registry.derivation_count - before)
+
+    assert costs[0] == costs[1]
+    assert costs[0] <= 2 * len({it.replica for it in mine})
+
+
+class Reign(RuleBasedStateMachine):
+    """A reign with a few workers that keep their word, in any order of events.
+
+    The agents are models: what they are asked, they have done by their next report, or never.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World(durable=True)
+        self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
+        self.lives = dict.fromkeys(WORKERS, (1, 0))
+        self.running: dict[str, Any] = {}
+
+    def listen(self, commands: list) -> None:
+        for one in only(StartOperation, commands):
+            self.running[one.plan.operation_id] = one.plan
+        for stop in only(StopSlot, commands):
+            assert self.world.registry.is_complete, "nothing is stopped in HOLD"
+            self.may_stop(stop)
+
+    def may_stop(self, stop: StopSlot) -> None:
+        """A live shard is stopped only if it was deleted, or something newer is READY."""
+        known = self.world.view(stop.slot.deployment)
+        cluster = self.world.registry._cluster
+        ceiling = cluster.tombstones.get(stop.slot.deployment)
+        is_deleted = known is None or known.state is DeploymentState.DELETING
+        is_buried = ceiling is not None and stop.up_to <= ceiling
+        if not (is_deleted or is_buried):
+            replica = self.world.replica(stop.slot.index, stop.slot.deployment)
+            assert replica.state is ReplicaState.READY
+            assert min(it.record.generation for it in replica.shards) > stop.up_to
+
+    @rule(worker=st.sampled_from(WORKERS), is_new_life=st.booleans())
+    def reports(self, worker: str, is_new_life: bool) -> None:
+        incarnation, revision = self.lives[worker]
+        if is_new_life:
+            incarnation, revision = incarnation + 1, 0
+        self.lives[worker] = incarnation, revision + 1
+        self.listen(
+            self.world.register(
+                worker,
+                [it for records_ in self.held[worker].values() for it in records_],
+                incarnation=incarnation,
+                revision=revision + 1,
+            )
+        )
+
+    @rule(
+        name=st.sampled_from(NAMES), replicas=st.integers(1, 3), share=st.sampled_from([0.3, 0.9])
+    )
+    def wants(self, name: str, replicas: int, share: float) -> None:
+        made = on_cards(([0], share), ([1], 0.2), name=name, replicas=replicas)
+        try:
+            self.listen(self.world.deploy_commands(made))
+        except Refused:
+            pass
+
+    @rule(name=st.sampled_from(NAMES))
+    def deletes(self, name: str) -> None:
+        try:
+            self.listen(self.world.delete(name))
+        except Refused:
+            pass
+
+    @rule(data=st.data(), state=st.sampled_from([OperationState.COMMITTED,
+                                                 OperationState.ROLLED_BACK, None]))  # fmt: skip
+    def an_operation_ends(self, data: st.DataObject, state: OperationState | None) -> None:
+        if not self.running:
+            return
+        operation_id = data.draw(st.sampled_from(sorted(self.running)))
+        plan = self.running.pop(operation_id)
+        if state is OperationState.COMMITTED:
+            self.held[plan.worker_id][plan.replica] = started_shards(plan)
+        record = None if state is None else record_of(plan, state)
+        self.listen(self.world.apply(OperationEnded(operation_id, record, "gone")))
+
+    @rule(worker=st.sampled_from(WORKERS), data=st.data())
+    def a_replica_dies_or_is_gone(self, worker: str, data: st.DataObject) -> None:
+        if not self.held[worker]:
+            return
+        key = data.draw(st.sampled_from(sorted(self.held[worker])))
+        if data.draw(st.booleans()):
+            records_ = self.held[worker][key]
+            self.held[worker][key] = [replace(it, state=ShardState.FAILED) for it in records_]
+        else:
+            del self.held[worker][key]
+            for stage in range(2):
+                slot = SlotKey(key.deployment, key.index, stage)
+                self.listen(self.world.apply(SlotStopped(worker, slot)))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 15.0, 70.0]), beating=st.sets(
+        st.sampled_from(WORKERS)))  # fmt: skip
+    def time_passes(self, seconds: float, beating: set[str]) -> None:
+        self.world.now += seconds
+        for worker in sorted(beating):
+            incarnation, revision = self.lives[worker]
+            self.listen(self.world.apply_beat(worker, incarnation, revision))
+        self.listen(self.world.tick())
+
+    @rule(data=st.data(), error=st.sampled_from(["", "no"]))
+    def a_cancellation_is_answered(self, data: st.DataObject, error: str) -> None:
+        if self.running:
+            plan = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+            self.listen(
+                self.world.apply(OperationCancelled(plan.worker_id, plan.operation_id, error))
+            )
+
+    @rule()
+    def the_supervisor_restarts(self) -> None:
+        """Everything in memory is gone; the store has what was written."""
+        cluster = self.world.registry._cluster
+        self.world = World(
+            desired=list(cluster.desired.values()),
+            tombstones=dict(cluster.tombstones),
+            roster=[it for it in WORKERS if it in cluster.workers],
+            now=self.world.now,
+        )
+        self.world.registry._cluster.epoch = Epoch(cluster.epoch.number + 1, REIGN.supervisor_id)
+        self.running.clear()
+
+    @invariant()
+    def starting_replicas_are_those_on_the_books(self) -> None:
+        for view in self.world.registry.deployments():
+            creation = self.world.registry.creation_of(view.name)
+            failed = {it.replica_index for it in creation.failures}
+            assert not failed & set(creation.starting)
+
+    @invariant()
+    def what_is_written_is_what_is_kept(self) -> None:
+        last: dict[str, Any] = {}
+        for write in self.world.written:
+            if isinstance(write, SaveDeployment):
+                last[write.desired.spec.name] = write.desired
+            elif isinstance(write, EntombDeployment):
+                last[write.name] = None
+        kept = self.world.registry._cluster.desired
+        for name, wanted in last.items():
+            assert kept.get(name) == wanted
+
+    @invariant()
+    def ready_replicas_stand_on_reports(self) -> None:
+        for view in self.world.registry.deployments():
+            for replica in view.replicas:
+                if replica.state is ReplicaState.READY:
+                    for it in replica.shards:
+                        assert it.record.committed
+                        assert it.record.state is ShardState.READY
+                        assert it.worker_state is not WorkerState.SUPERSEDED
+
+
+TestReign = Reign.TestCase
+TestReign.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
