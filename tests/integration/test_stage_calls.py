@@ -317,10 +317,13 @@ async def test_caller_that_goes_cancels_the_endpoint(stage, tmp_path, endpoint, 
 async def test_deadline_that_passes_cancels_the_endpoint(stage, tmp_path, endpoint, note):
     began, ended = tmp_path / "began", tmp_path / "ended"
 
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stage.call(endpoint, str(began), str(ended), timeout=0.3)
+    try:
+        await stage.call(endpoint, str(began), str(ended), timeout=0.5)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    else:  # who looks at the deadline can answer in the very moment in which it passes
+        assert endpoint == "look_at_context"
 
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert await written(ended) == note
 
 
