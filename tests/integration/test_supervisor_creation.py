@@ -348,10 +348,11 @@ async def test_agent_that_does_not_answer_gets_nothing_new(endpoint):
     assert "w0" in details[0].message
 
 
-async def test_creation_while_the_supervisor_recovers_waits_for_the_workers(them, agent):
+@pytest.mark.parametrize("timeout", [None, 20])
+async def test_creation_while_the_supervisor_recovers_waits_for_the_workers(them, agent, timeout):
     await create(them.endpoint, spec())
     await them.restart()
-    async with creating(them.endpoint, spec("n", stages=1), timeout=20) as creation:
+    async with creating(them.endpoint, spec("n", stages=1), timeout) as creation:
         listed = await list_deployments(them.endpoint)
         assert listed.hold_reason == types_pb2.HOLD_REASON_RECOVERING
         await agent.register()

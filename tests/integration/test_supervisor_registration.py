@@ -187,6 +187,15 @@ async def test_late_registration_is_answered_and_ignored(endpoint):
     assert [deployment.name for deployment in listed.deployments] == ["new"]
 
 
+async def test_late_registration_with_fewer_entries_is_answered_like_the_newest(endpoint):
+    bad = shard("out-of-range", stage=2, of=2)
+    worker = HandWorker(endpoint).hold(shard("new"), shard("newer"), bad)
+    newest = await worker.register()
+    assert [entry.index for entry in newest.refused] == [2]
+    late = HandWorker(endpoint, revision=0).hold(shard("old"))
+    assert [entry.index for entry in (await late.register()).refused] == [2]
+
+
 async def test_epoch_rises_above_what_a_worker_shows(endpoint):
     other = HandWorker(endpoint, "other")
     before = (await other.register()).epoch
@@ -212,6 +221,14 @@ async def test_impossible_epoch_is_refused_and_changes_nothing(endpoint):
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD"):
         await worker.register()
     assert (await list_workers(endpoint)).epoch.number == 1
+
+
+async def test_operation_of_an_impossible_reign_is_left_out_and_raises_nothing(endpoint):
+    worker = HandWorker(endpoint)
+    operation = worker.slice.operations.add(operation_id="op", deployment="m", state=1)
+    operation.generation.n = 1
+    operation.generation.epoch.number = 2**64 - 1
+    assert (await worker.register()).epoch.number == 1
 
 
 async def test_worker_whose_agent_does_not_answer_is_kept_and_says_so(endpoint):

@@ -144,14 +144,16 @@ def _sound_shards(
             # Hashing generations is dear, and nearly every shard is there in one generation only.
             known = generations[key] = {records[first[key]].generation: first[key]}
         if problem is None and known is not None and record.generation in known:
-            other = known[record.generation]
-            problem = Reason.BAD_FIELD, f"is the same shard as replica_states[{other}]"
+            other = records[known[record.generation]]
+            problem = Reason.BAD_FIELD, f"is there twice, also as instance {other.instance_id!r}"
         if problem is None and record.instance_id and record.instance_id in instances:
-            other = instances[record.instance_id]
-            problem = Reason.BAD_FIELD, f"has the instance_id of replica_states[{other}]"
+            other = records[instances[record.instance_id]]
+            problem = Reason.BAD_FIELD, f"instance_id: is that of {_shard_label(other)} too"
         if problem is not None:
             reason, text = problem
-            refused.append(RefusedEntry(index, reason.value, f"replica_states[{index}] {text}"))
+            # The text names no place: in the message on the wire there may be other ones before it.
+            message = f"{_shard_label(record)} {text}"
+            refused.append(RefusedEntry(index, reason.value, message))
             continue
         first.setdefault(key, index)
         if known is not None:
@@ -159,6 +161,11 @@ def _sound_shards(
         instances[record.instance_id] = index
         sound.append(record)
     return tuple(sound), tuple(refused)
+
+
+def _shard_label(record: ShardRecord) -> str:
+    place = f"replica {record.replica_index} stage {record.stage_id} shard {record.shard_index}"
+    return f"{record.deployment!r} {place}"
 
 
 def _shard_problem(record: ShardRecord) -> tuple[Reason, str] | None:
@@ -178,9 +185,8 @@ def _shard_problem(record: ShardRecord) -> tuple[Reason, str] | None:
         return Reason.BAD_FIELD, f"deployment: {problem}"
     if problem := name_problem(record.stage_name):
         return Reason.BAD_FIELD, f"stage_name: {problem}"
-    generation = record.generation
-    if not (1 <= generation.n <= LARGEST_NUMBER and generation.epoch.number < LARGEST_NUMBER):
-        return Reason.BAD_FIELD, f"generation: {generation} was minted by no supervisor"
+    if problem := _generation_problem(record.generation):
+        return Reason.BAD_FIELD, problem
     if record.state is ShardState.CONFLICT:
         return Reason.BAD_FIELD, "state: CONFLICT is derived by the supervisor, never reported"
     if not record.instance_id and record.state in LIVE_SHARD_STATES:
@@ -208,7 +214,18 @@ def _operation_problem(
         return f"operation_id {operation.operation_id!r} is there twice"
     if not 0 <= operation.replica_index < MOST_REPLICAS:
         return f"replica_index {operation.replica_index} is out of range"
-    return _id_problem(operation.operation_id) or name_problem(operation.deployment)
+    return (
+        _id_problem(operation.operation_id)
+        or name_problem(operation.deployment)
+        or _generation_problem(operation.generation)
+    )
+
+
+def _generation_problem(generation: Generation) -> str:
+    """Refuse what no reign could go above: the epoch is raised over every generation reported."""
+    if 1 <= generation.n <= LARGEST_NUMBER and generation.epoch.number < LARGEST_NUMBER:
+        return ""
+    return f"generation: {generation} was minted by no supervisor"
 
 
 def _id_problem(identity: str) -> str:

@@ -7,6 +7,7 @@ is equal to the one asked for, replica by replica. Invariant: what is lent is ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagekeeper.core.ids import DeploymentName, ReplicaIndex
@@ -42,6 +43,15 @@ class DeploymentMessages:
         )
         self._built[view.name] = _Built(view, message, replicas)
         return message
+
+    def of_all(self, views: Sequence[DeploymentView]) -> list[deployment_pb2.Deployment]:
+        """Return the messages of all deployments there are, and forget those that are gone."""
+        messages = [self.of(view) for view in views]
+        if len(self._built) > len(views):
+            names = {view.name for view in views}
+            for gone in self._built.keys() - names:
+                self.forget(gone)
+        return messages
 
     def forget(self, name: DeploymentName) -> None:
         """Drop what is remembered of a deployment that is gone."""

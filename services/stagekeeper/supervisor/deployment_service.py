@@ -131,7 +131,7 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
     ) -> deployment_pb2.ListDeploymentsResponse:
         registry = self._registry
         return deployment_pb2.ListDeploymentsResponse(
-            deployments=[self._messages.of(view) for view in registry.deployments()],
+            deployments=self._messages.of_all(registry.deployments()),
             revision=revision_to_proto(registry.revision),
             complete=registry.is_complete,
             mode=mode_to_proto(registry.mode),

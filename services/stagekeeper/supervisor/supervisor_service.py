@@ -24,7 +24,7 @@ from stagekeeper.core.events import FailureReported, HeartbeatReceived, WorkerRe
 from stagekeeper.core.ids import ClusterName, WorkerId
 from stagekeeper.core.model import RefusedEntry
 from stagekeeper.runtime.convert import epoch_to_proto, failure_from_proto, report_from_proto
-from stagekeeper.runtime.errors import Context, answers_refusals
+from stagekeeper.runtime.errors import Context, abort_refused, answers_refusals
 from stagekeeper.supervisor.engine import Engine
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 from stagekeeper.v1 import supervisor_service_pb2_grpc as supervisor_grpc
@@ -79,7 +79,7 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
             settled_operation_ids=accepted.settled_operations,
         )
 
-    # Not wrapped in `answers_refusals`: the registry refuses no heartbeat, and each layer costs.
+    # Not wrapped in `answers_refusals`: each layer costs, and only a failing store refuses here.
     async def Heartbeat(
         self, request: supervisor_pb2.HeartbeatRequest, context: Context
     ) -> supervisor_pb2.HeartbeatResponse:
@@ -88,12 +88,18 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
                 verdict=supervisor_pb2.HEARTBEAT_VERDICT_WRONG_CLUSTER,
                 epoch=epoch_to_proto(self._engine.registry.epoch),
             )
-        answer = self._engine.ask(
-            HeartbeatReceived(
-                WorkerId(request.worker_id), request.incarnation, request.revision, request.digest
-            ),
-            HeartbeatAnswered,
-        )
+        try:
+            answer = self._engine.ask(
+                HeartbeatReceived(
+                    WorkerId(request.worker_id),
+                    request.incarnation,
+                    request.revision,
+                    request.digest,
+                ),
+                HeartbeatAnswered,
+            )
+        except Refused as refused:
+            await abort_refused(context, refused)
         return self._heartbeat_answers.get(answer) or self._build_answer(answer)
 
     @answers_refusals
@@ -137,14 +143,14 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
 
 
 def _at_their_places(refused: Sequence[RefusedEntry], places: Sequence[int]) -> list[RefusedEntry]:
-    """Name entries by their places in the message; some before them may have been unreadable."""
-    return [
-        entry
-        if places[entry.index] == entry.index
-        else RefusedEntry(
-            places[entry.index],
-            entry.reason,
-            f"replica_states[{places[entry.index]}]: {entry.message}",
-        )
-        for entry in refused
-    ]
+    """Name entries by their places in the message; some before them may have been unreadable.
+
+    A late message is answered like the newest, whose entries may be more than its own.
+    """
+    named = []
+    for entry in refused:
+        place = places[entry.index] if entry.index < len(places) else entry.index
+        if place != entry.index:
+            entry = RefusedEntry(place, entry.reason, f"replica_states[{place}]: {entry.message}")
+        named.append(entry)
+    return named
