@@ -219,8 +219,16 @@ def test_every_wrong_field_of_a_slice_is_named_at_once() -> None:
         (shard("bad", instance_id=""), "BAD_FIELD", "instance_id"),
         (shard("bad", devices=(DeviceClaim("gpu-0", -1),)), "BAD_FIELD", "cannot hold -1 bytes"),
         (shard("bad", instance_id="i" * 256), "BAD_FIELD", "id of more than 255"),
-        (shard("good", instance_id="twin"), "BAD_FIELD", "same shard as replica_states[0]"),
-        (shard("bad", instance_id="good/0/0/1"), "BAD_FIELD", "instance_id of replica_states[0]"),
+        (
+            shard("good", instance_id="twin"),
+            "BAD_FIELD",
+            "there twice, also as instance 'good/0/0/1'",
+        ),
+        (
+            shard("bad", instance_id="good/0/0/1"),
+            "BAD_FIELD",
+            "is that of 'good' replica 0 stage 0 shard 0 too",
+        ),
     ],
 )
 def test_a_bad_entry_is_refused_alone_with_its_place(bad, reason, said) -> None:
@@ -254,7 +262,7 @@ def test_a_repetition_is_found_among_many_generations() -> None:
     )
 
     assert [it.index for it in answer.refused] == [3]
-    assert "replica_states[1]" in answer.refused[0].message
+    assert "m/0/0/2" in answer.refused[0].message
 
 
 def test_bad_devices_operations_and_failures_are_left_out_alone_and_shown() -> None:
