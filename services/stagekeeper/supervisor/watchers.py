@@ -21,8 +21,11 @@ from stagekeeper.supervisor.engine import Engine
 from stagekeeper.supervisor.pulse import wait_until_set
 from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 
-GATHER_S = 0.02
-"""A pause after each batch, in which changes gather: a storm of them costs a few batches."""
+SHORTEST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+PAUSE_FACTOR = 4.0
+"""After a batch changes gather for this many times as long as the batch took: in a storm of changes
+to something large, each reader takes a small share of the supervisor's time."""
 
 _KINDS = {
     ChangeKind.ADDED: deployment_pb2.CHANGE_KIND_ADDED,
@@ -83,6 +86,7 @@ class Watchers:
             was_complete = registry.is_complete
             while not self._is_ending:
                 news.clear()
+                began = self._clock.monotonic()
                 changes = registry.changes_since(position)
                 for change in changes:
                     position = change.revision
@@ -93,7 +97,7 @@ class Watchers:
                     was_complete = registry.is_complete
                     yield self._message(deployment_pb2.CHANGE_KIND_BOOKMARK, position)
                 if changes:
-                    await self._clock.sleep(GATHER_S)
+                    await self._clock.sleep(_pause_s(self._clock.monotonic() - began))
                 elif not await wait_until_set(news, self._bookmark_s):
                     yield self._message(deployment_pb2.CHANGE_KIND_BOOKMARK, position)
         raise Refused(
@@ -141,3 +145,7 @@ class Watchers:
             revision=revision_to_proto(revision),
             complete=deployment is None and self._engine.registry.is_complete,
         )
+
+
+def _pause_s(batch_took_s: float) -> float:
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, PAUSE_FACTOR * batch_took_s))
