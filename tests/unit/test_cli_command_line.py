@@ -130,3 +130,17 @@ def test_ctrl_c_ends_with_its_own_code(monkeypatch):
     monkeypatch.setattr("stagekeeper.cli.main.later.refuse", interrupt)
 
     assert run(["status"]) == ExitCode.INTERRUPTED
+
+
+def test_explaining_a_failure_does_not_fail_itself(monkeypatch, capsys):
+    def break_down(argv):
+        raise RuntimeError("wheels came off")
+
+    def broken(error):
+        raise ImportError("half an installation")
+
+    monkeypatch.setattr("stagekeeper.cli.main.later.refuse", break_down)
+    monkeypatch.setattr("stagekeeper.cli.explain._of_a_server", broken)
+
+    assert run(["status"]) == ExitCode.BUG
+    assert "wheels came off" in capsys.readouterr().err

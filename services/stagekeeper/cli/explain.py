@@ -29,13 +29,21 @@ def explain(error: Exception) -> CliError:
     """Return what to say about `error` and which code to end with. Never raises."""
     if isinstance(error, CliError):
         return error
-    return (
-        _of_the_command_line(error)
-        or _of_a_server(error)
-        or _of_the_client(error)
-        or _of_the_system(error)
-        or CliError(ExitCode.BUG, f"a bug ({type(error).__name__}: {error}): please report it")
-    )
+    try:
+        known = (
+            _of_the_command_line(error)
+            or _of_a_server(error)
+            or _of_the_client(error)
+            or _of_the_system(error)
+        )
+    except Exception:
+        # What is looked up there is imported only now. An installation that is broken in a module
+        # must still say with what it is broken.
+        known = None
+    if known is None:
+        what = f"{type(error).__name__}: {error}"
+        return CliError(ExitCode.BUG, f"a bug ({what}): please report it")
+    return known
 
 
 def _of_the_command_line(error: Any) -> CliError | None:
