@@ -154,6 +154,7 @@ def test_a_silent_worker_is_asked_when_it_is_heard_again() -> None:
 
     assert stops(world.delete()) == []
     assert stops(world.tick(10.0)) == []
+    assert "workers that are not heard: w1 (UNREACHABLE)" in world.view().reason
     assert stops(world.apply_beat()) == [("w1", "m", 0, 0, 1)]
 
 

@@ -128,6 +128,17 @@ def test_only_replica_two_of_three_comes_back_as_replica_two() -> None:
     assert [(it.key.index, it.state) for it in world.view().replicas] == [(2, ReplicaState.READY)]
 
 
+def test_a_replica_beyond_those_wanted_that_serves_keeps_the_deployment_from_failed() -> None:
+    world = World(desired=[desired()], roster=["w1"])
+    world.register(shards=[shard(replica=2)])
+
+    assert world.view().state is DeploymentState.DEGRADED
+    assert [(it.key.index, it.state) for it in world.view().replicas] == [
+        (0, ReplicaState.PENDING),
+        (2, ReplicaState.READY),
+    ]
+
+
 def test_a_missing_replica_is_waited_for_then_missed() -> None:
     world = World(desired=[desired(spec(replicas=2))], roster=["w1", "w2"])
     world.register("w1", [shard(replica=0)])

@@ -19,7 +19,18 @@ from stagekeeper.core.ids import ChangeRevision, Epoch, Generation
 from stagekeeper.core.model import ShardAddress
 from stagekeeper.core.states import OperationState, ReplicaState, ShardState, WorkerState
 from tests.plain import DeviceClaim, Failure, FailureOrigin, FailureReported
-from tests.worlds import REIGN, World, device, gen, only, operation, replica_shards, shard, spec
+from tests.worlds import (
+    REIGN,
+    World,
+    device,
+    gen,
+    only,
+    operation,
+    replica_shards,
+    shard,
+    spec,
+    started_shards,
+)
 
 
 def failure(failure_id="f1", worker="w1", deployment="m") -> Failure:
@@ -185,7 +196,7 @@ def test_another_host_still_needs_a_higher_incarnation_after_the_lease() -> None
         ({"agent_address": "nowhere"}, "agent_address"),
         ({"agent_address": "h:0"}, "agent_address"),
         ({"agent_address": "h:65536"}, "agent_address"),
-        ({"highest_epoch": Epoch(2**63 - 1, "x")}, "highest_epoch.number"),
+        ({"highest_epoch": Epoch(2**62 + 1, "x")}, "highest_epoch.number"),
         ({"hostname": "h" * 256}, "hostname"),
         ({"devices": tuple(device(k) for k in range(1_001))}, "devices"),
     ],
@@ -215,6 +226,8 @@ def test_every_wrong_field_of_a_slice_is_named_at_once() -> None:
         (shard("a\nb"), "BAD_FIELD", "deployment"),
         (shard("bad", stage_name=""), "BAD_FIELD", "stage_name"),
         (shard("bad", n=0), "BAD_FIELD", "generation"),
+        (shard("bad", n=2**62 + 1), "BAD_FIELD", "generation"),
+        (shard("bad", generation=Generation(Epoch(2**62 + 1, ""), 1)), "BAD_FIELD", "generation"),
         (shard("bad", state=ShardState.CONFLICT), "BAD_FIELD", "CONFLICT"),
         (shard("bad", instance_id=""), "BAD_FIELD", "instance_id"),
         (shard("bad", devices=(DeviceClaim("gpu-0", -1),)), "BAD_FIELD", "cannot hold -1 bytes"),
@@ -327,6 +340,24 @@ def test_what_is_minted_is_above_every_generation_of_this_reign_that_is_reported
     (plan,) = world.deploy(spec())
 
     assert plan.generation == Generation(REIGN, 42)
+
+
+def test_numbers_at_the_end_of_the_believable_can_still_be_followed() -> None:
+    world = World()
+    world.register(shards=[shard("other", generation=Generation(Epoch(2**62, "x"), 2**62))])
+    ours = world.registry.epoch
+    assert ours.number == 2**62 + 1
+
+    answer, *_ = world.register(
+        shards=[shard("other", generation=Generation(ours, 2**62))], revision=2, highest_epoch=ours
+    )
+    assert answer.refused == ()
+    (plan,) = world.deploy(spec())
+    world.end(plan)
+    answer, *_ = world.register(shards=started_shards(plan), revision=3, highest_epoch=ours)
+
+    assert answer.refused == ()
+    assert world.view().state == "READY"
 
 
 def test_positions_in_the_change_log_end_with_the_reign() -> None:

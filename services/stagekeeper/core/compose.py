@@ -14,9 +14,10 @@ from stagekeeper.core.commands import Desired
 from stagekeeper.core.derive import WAITING
 from stagekeeper.core.ids import DeploymentName
 from stagekeeper.core.model import DeploymentView, ReplicaView
-from stagekeeper.core.states import DeploymentState, ReplicaState
+from stagekeeper.core.states import DeploymentState, ReplicaState, WorkerState
 
 REPLICAS_EXPLAINED = 3
+WORKERS_SHOWN = 3
 
 
 def compose_deployment(
@@ -65,9 +66,7 @@ def _state(
     is_recovering: bool,
 ) -> tuple[DeploymentState, str]:
     if is_condemned or (desired is not None and desired.is_deleting):
-        left = sum(len(replica.shards) for replica in replicas)
-        waiting = f"; {WAITING}" if is_recovering else ""
-        return DeploymentState.DELETING, f"{left} shards of it are still to be stopped{waiting}"
+        return DeploymentState.DELETING, _still_there(replicas, is_recovering)
     wanted = _wanted(desired, replicas)
     ready = [it for it in wanted if it.state is ReplicaState.READY]
     if len(ready) == len(wanted):
@@ -78,9 +77,26 @@ def _state(
         return DeploymentState.CREATING, reason
     # While workers are waited for, what is missing is late, and nothing has failed yet.
     is_late = is_recovering and any(it.state is not ReplicaState.FAILED for it in wanted)
-    if ready or is_late:
+    if is_late or any(it.state is ReplicaState.READY for it in replicas):
         return DeploymentState.DEGRADED, reason
     return DeploymentState.FAILED, reason
+
+
+def _still_there(replicas: Sequence[ReplicaView], is_recovering: bool) -> str:
+    """Say what a deletion waits for."""
+    shards = [shard for replica in replicas for shard in replica.shards]
+    silent = sorted(
+        {
+            f"{shard.worker_id} ({shard.worker_state})"
+            for shard in shards
+            if shard.worker_state is not WorkerState.ALIVE
+        }
+    )
+    reason = f"{len(shards)} shards of it are still to be stopped"
+    if silent:
+        more = f" and {len(silent) - WORKERS_SHOWN} more" if len(silent) > WORKERS_SHOWN else ""
+        reason += f"; workers that are not heard: {', '.join(silent[:WORKERS_SHOWN])}{more}"
+    return f"{reason}; {WAITING}" if is_recovering else reason
 
 
 def _wanted(desired: Desired | None, replicas: Sequence[ReplicaView]) -> list[ReplicaView]:

@@ -49,14 +49,15 @@ def worker_registered(
         Refused: BAD_FIELD, WORKER_ID_IN_USE, STALE_INCARNATION.
     """
     report = event.report
-    check_slice(report, event.digest)
+    newest = cluster.operations.newest_generation(cluster.epoch)
+    check_slice(report, event.digest, newest)
     old = cluster.workers.get(report.worker_id)
     if old is not None:
         _check_authority(cluster, old, report, now)
         if report.incarnation == old.incarnation and report.revision < old.report.revision:
             cluster.hear(old, now)
             return _answer(cluster, old)
-    checked = check_entries(report)
+    checked = check_entries(report, newest)
     _go_above(cluster, report, checked)
     worker = Worker(report, checked, event.digest, cluster.epoch, now, cluster.pace_s)
     _succeed(cluster, old, worker)

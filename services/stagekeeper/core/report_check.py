@@ -25,7 +25,11 @@ from stagekeeper.core.names import name_problem, text_problem
 from stagekeeper.core.states import LIVE_SHARD_STATES, ShardState
 
 LARGEST_NUMBER = 2**63 - 1
-"""What a store can hold; a reign or a generation above it could never be followed by another."""
+"""What a store can hold."""
+
+LARGEST_MINTED = 2**62
+"""No reign or generation is believed above it and above what this reign has minted itself: one at
+the end of what can be stored could never be followed by another."""
 
 MOST_SHARDS = 10_000
 MOST_OPERATIONS = 10_000
@@ -55,8 +59,13 @@ class CheckedReport:
     left_out: tuple[str, ...] = ()
 
 
-def check_slice(report: WorkerReport, digest: bytes) -> None:
+def check_slice(report: WorkerReport, digest: bytes, newest: Generation) -> None:
     """Check what the slice says of the worker itself, and how much of everything it holds.
+
+    Args:
+        report: the slice.
+        digest: as its heartbeats will carry it.
+        newest: the newest generation of this reign.
 
     Raises:
         Refused: BAD_FIELD, naming every wrong field at once.
@@ -74,7 +83,8 @@ def check_slice(report: WorkerReport, digest: bytes) -> None:
     check("incarnation", _number_problem(report.incarnation, lowest=1))
     check("revision", _number_problem(report.revision, lowest=0))
     epoch = report.highest_epoch
-    check("highest_epoch.number", _number_problem(epoch.number, lowest=0))
+    highest = max(LARGEST_MINTED, newest.epoch.number)
+    check("highest_epoch.number", _number_problem(epoch.number, lowest=0, highest=highest))
     check("highest_epoch.supervisor_id", _too_long(epoch.supervisor_id))
     check("digest", "" if len(digest) <= LONGEST_DIGEST else f"is above {LONGEST_DIGEST} bytes")
     for path, count, most in (
@@ -88,10 +98,13 @@ def check_slice(report: WorkerReport, digest: bytes) -> None:
         raise bad_fields(problems, "the registration")
 
 
-def check_entries(report: WorkerReport) -> CheckedReport:
-    """Sort out the entries of a report that are wrong in themselves."""
+def check_entries(report: WorkerReport, newest: Generation) -> CheckedReport:
+    """Sort out the entries of a report that are wrong in themselves.
+
+    `newest` is the newest generation of this reign.
+    """
     left_out: list[str] = []
-    shards, refused = _sound_shards(report.shards)
+    shards, refused = _sound_shards(report.shards, newest)
     devices: dict[DeviceId, Device] = {}
     for index, device in enumerate(report.devices):
         problem = _device_problem(device, devices)
@@ -101,7 +114,7 @@ def check_entries(report: WorkerReport) -> CheckedReport:
             devices[device.device_id] = device
     operations: dict[OperationId, OperationRecord] = {}
     for index, operation in enumerate(report.operations):
-        problem = _operation_problem(operation, operations)
+        problem = _operation_problem(operation, operations, newest)
         if problem:
             left_out.append(f"operations[{index}] was left out: {problem}")
         else:
@@ -129,7 +142,7 @@ def failure_problem(failure: Failure) -> str:
 
 
 def _sound_shards(
-    records: Sequence[ShardRecord],
+    records: Sequence[ShardRecord], newest: Generation
 ) -> tuple[tuple[ShardRecord, ...], tuple[RefusedEntry, ...]]:
     sound: list[ShardRecord] = []
     refused: list[RefusedEntry] = []
@@ -138,7 +151,7 @@ def _sound_shards(
     instances: dict[InstanceId, int] = {}
     for index, record in enumerate(records):
         key = record.deployment, record.replica_index, record.stage_id, record.shard_index
-        problem = _shard_problem(record)
+        problem = _shard_problem(record, newest)
         known = generations.get(key)
         if known is None and key in first:
             # Hashing generations is dear, and nearly every shard is there in one generation only.
@@ -168,7 +181,7 @@ def _shard_label(record: ShardRecord) -> str:
     return f"{record.deployment!r} {place}"
 
 
-def _shard_problem(record: ShardRecord) -> tuple[Reason, str] | None:
+def _shard_problem(record: ShardRecord, newest: Generation) -> tuple[Reason, str] | None:
     """Say what is wrong with one shard in itself."""
     if not (
         0 <= record.stage_id < record.stage_count <= MOST_STAGES
@@ -185,7 +198,7 @@ def _shard_problem(record: ShardRecord) -> tuple[Reason, str] | None:
         return Reason.BAD_FIELD, f"deployment: {problem}"
     if problem := name_problem(record.stage_name):
         return Reason.BAD_FIELD, f"stage_name: {problem}"
-    if problem := _generation_problem(record.generation):
+    if problem := _generation_problem(record.generation, newest):
         return Reason.BAD_FIELD, problem
     if record.state is ShardState.CONFLICT:
         return Reason.BAD_FIELD, "state: CONFLICT is derived by the supervisor, never reported"
@@ -208,7 +221,7 @@ def _device_problem(device: Device, known: dict[DeviceId, Device]) -> str:
 
 
 def _operation_problem(
-    operation: OperationRecord, known: dict[OperationId, OperationRecord]
+    operation: OperationRecord, known: dict[OperationId, OperationRecord], newest: Generation
 ) -> str:
     if operation.operation_id in known:
         return f"operation_id {operation.operation_id!r} is there twice"
@@ -217,13 +230,15 @@ def _operation_problem(
     return (
         _id_problem(operation.operation_id)
         or name_problem(operation.deployment)
-        or _generation_problem(operation.generation)
+        or _generation_problem(operation.generation, newest)
     )
 
 
-def _generation_problem(generation: Generation) -> str:
+def _generation_problem(generation: Generation, newest: Generation) -> str:
     """Refuse what no reign could go above: the epoch is raised over every generation reported."""
-    if 1 <= generation.n <= LARGEST_NUMBER and generation.epoch.number < LARGEST_NUMBER:
+    if 1 <= generation.n <= max(LARGEST_MINTED, newest.n) and (
+        generation.epoch.number <= max(LARGEST_MINTED, newest.epoch.number)
+    ):
         return ""
     return f"generation: {generation} was minted by no supervisor"
 
@@ -238,11 +253,9 @@ def _too_long(text: str) -> str:
     return f"is longer than {LONGEST_ID} characters" if len(text) > LONGEST_ID else ""
 
 
-def _number_problem(number: int, *, lowest: int) -> str:
-    """Refuse what could not be raised by one and stored."""
-    if lowest <= number < LARGEST_NUMBER:
-        return ""
-    return f"{number} is not from {lowest} to {LARGEST_NUMBER - 1}"
+def _number_problem(number: int, *, lowest: int, highest: int = LARGEST_NUMBER - 1) -> str:
+    """Refuse, without another limit, what could not be raised by one and stored."""
+    return "" if lowest <= number <= highest else f"{number} is not from {lowest} to {highest}"
 
 
 def _address_problem(address: str) -> str:
