@@ -186,7 +186,7 @@ async def test_recovery_R14_replica_that_dies_while_its_supervisor_recovers_is_f
         await wait_for(lambda: _is_complete(client), "the recovery is over")
         (replica,) = (await client.get("echo")).replicas
         assert replica.state == types_pb2.REPLICA_STATE_FAILED
-        assert "signal 9" in replica.reason
+        assert "SIGKILL" in replica.reason
 
 
 async def _is_complete(client: Client) -> bool:

@@ -112,6 +112,8 @@ class Cluster:
         self.agents[worker_id] = agent
         if ready:
             await agent.line(r"agent ready: ")
+            if self.supervisor is not None and self.supervisor.is_running:
+                await agent.line(r"registered")
         return agent
 
     @asynccontextmanager

@@ -28,6 +28,7 @@ from stagekeeper.v1.stage_service_pb2 import CallRequest, CallStreamRequest
 from stagekeeper.v1.stage_service_pb2_grpc import StageServiceStub
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire import payload as codec
+from stagekeeper.wire.error_details import released
 from stagekeeper.wire.payload import PayloadError, PayloadTooLarge, Tensors
 
 __all__ = ["StageCaller", "deadline_over", "decode_answer", "encode_call", "open_channel"]
@@ -87,7 +88,7 @@ class StageCaller:
             try:
                 answer = await link.stub(StageServiceStub).Call(request, timeout=timeout)
             except grpc.RpcError as error:
-                raise self._failed(link, error) from error
+                raise self._failed(link, error) from released(error)
             return answer.payload
 
     async def call_stream(
@@ -123,9 +124,10 @@ class StageCaller:
                 async for message in stream:
                     yield message.payload
             except grpc.RpcError as error:
-                raise self._failed(link, error) from error
+                raise self._failed(link, error) from released(error)
             finally:
                 stream.cancel()  # does nothing to one that has ended
+                del stream  # see `released`
 
     def keep_only(self, urls: Container[str]) -> None:
         """Drop the channels to all other addresses; calls under way go on."""

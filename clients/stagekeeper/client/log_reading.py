@@ -22,6 +22,7 @@ from stagekeeper.v1.deployment_service_pb2 import (
     GetDeploymentRequest,
     ListWorkersRequest,
 )
+from stagekeeper.wire.error_details import released
 
 _ASK_TIMEOUT_S = 10.0
 
@@ -94,6 +95,7 @@ async def _read(
                 yield piece
         except grpc.RpcError as error:
             agents.drop(link)
-            raise from_rpc(error, where=f"the agent at {address}") from error
+            raise from_rpc(error, where=f"the agent at {address}") from released(error)
         finally:
             call.cancel()
+            del call  # see `released`

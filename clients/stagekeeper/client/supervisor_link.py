@@ -23,6 +23,7 @@ from stagekeeper.client.errors import (
 from stagekeeper.client.pool import ChannelPool, Link
 from stagekeeper.client.retry import for_a_while
 from stagekeeper.v1.deployment_service_pb2_grpc import DeploymentServiceStub
+from stagekeeper.wire.error_details import released
 
 if TYPE_CHECKING:
     from stagekeeper.v1.deployment_service_pb2_grpc import DeploymentServiceAsyncStub
@@ -77,7 +78,7 @@ class SupervisorLink:
                 try:
                     return await rpc(link.stub(DeploymentServiceStub))(request, timeout=left_s)
                 except grpc.RpcError as error:
-                    raise self._failed(link, error) from error
+                    raise self._failed(link, error) from released(error)
 
         patience_s = self._patience_s if patience_s is None else patience_s
         return await self.while_unreachable(once, min(patience_s, timeout))
@@ -110,9 +111,10 @@ class SupervisorLink:
                 async for message in call:
                     yield message
             except grpc.RpcError as error:
-                raise self._failed(link, error) from error
+                raise self._failed(link, error) from released(error)
             finally:
                 call.cancel()  # does nothing to one that has ended
+                del call  # see `released`
 
     async def close(self) -> None:
         """Close the channel; questions under way are cancelled."""

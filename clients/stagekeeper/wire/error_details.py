@@ -114,6 +114,15 @@ def describe(error: grpc.RpcError) -> WireError:
     return WireError(code=code.value[0], message=error.details() or "")
 
 
+def released(error: grpc.RpcError) -> grpc.RpcError:
+    """Return `error` without its traceback, as a cause that may be kept.
+
+    The frames of the traceback hold the call, and a call holds its channel's connection, which goes
+    on dialling after the channel was closed for as long as anybody keeps the error.
+    """
+    return error.with_traceback(None)
+
+
 def _trailers(
     source: grpc.RpcError | Iterable[tuple[str, str | bytes]] | None,
 ) -> Iterable[tuple[str, str | bytes]]:

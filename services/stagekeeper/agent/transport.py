@@ -7,9 +7,8 @@ Nothing of gRPC leaves this module: every failed call is a `CallFailed`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Awaitable, Mapping
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -17,8 +16,11 @@ from stagekeeper.v1 import discovery_service_pb2 as discovery_pb2
 from stagekeeper.v1 import discovery_service_pb2_grpc as discovery_grpc
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 from stagekeeper.v1 import supervisor_service_pb2_grpc as supervisor_grpc
-from stagekeeper.wire.error_details import describe
+from stagekeeper.wire.error_details import describe, released
 from stagekeeper.wire.transport import CLIENT_OPTIONS
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
 
 class CallFailed(Exception):
@@ -92,10 +94,8 @@ class GrpcTransport:
     async def find_supervisor(self, timeout_s: float) -> discovery_pb2.GetSupervisorResponse:
         async with grpc.aio.insecure_channel(self._endpoint, options=CLIENT_OPTIONS) as channel:
             stub = discovery_grpc.DiscoveryServiceStub(channel)
-            with _call_failures():
-                return await stub.GetSupervisor(
-                    discovery_pb2.GetSupervisorRequest(), timeout=timeout_s
-                )
+            request = discovery_pb2.GetSupervisorRequest()
+            return await _answered(stub.GetSupervisor(request, timeout=timeout_s))
 
     def connect(self, address: str) -> GrpcLink:
         return GrpcLink(address)
@@ -113,33 +113,40 @@ class GrpcLink:
     async def register(
         self, request: supervisor_pb2.RegisterWorkerRequest, timeout_s: float
     ) -> supervisor_pb2.RegisterWorkerResponse:
-        with _call_failures():
-            return await self._stub.RegisterWorker(request, timeout=timeout_s)
+        return await self._call(self._stub.RegisterWorker, request, timeout_s)
 
     async def heartbeat(
         self, request: supervisor_pb2.HeartbeatRequest, timeout_s: float
     ) -> supervisor_pb2.HeartbeatResponse:
-        with _call_failures():
-            return await self._stub.Heartbeat(request, timeout=timeout_s)
+        return await self._call(self._stub.Heartbeat, request, timeout_s)
 
     async def report_failure(
         self, request: supervisor_pb2.ReportFailureRequest, timeout_s: float
     ) -> supervisor_pb2.ReportFailureResponse:
-        with _call_failures():
-            return await self._stub.ReportFailure(request, timeout=timeout_s)
+        return await self._call(self._stub.ReportFailure, request, timeout_s)
 
     async def close(self) -> None:
         await self._channel.close()
 
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[Request, Answer],
+        request: Request,
+        timeout_s: float,
+    ) -> Answer:
+        try:
+            return await _answered(method(request, timeout=timeout_s))
+        except grpc.aio.UsageError as error:
+            raise CallFailed(f"the connection was dropped ({error})", code="CANCELLED") from error
 
-@contextmanager
-def _call_failures() -> Iterator[None]:
-    """Turn what gRPC raises into `CallFailed`; only our own cancellation passes.
+
+async def _answered(call: Awaitable[Answer]) -> Answer:
+    """Wait for a call; what gRPC raises becomes `CallFailed`, and only our own cancellation passes.
 
     grpc.aio raises CancelledError also when the channel was closed, or the server cancelled.
     """
     try:
-        yield
+        return await call
     except grpc.aio.AioRpcError as error:
         found = describe(error)
         raise CallFailed(
@@ -148,11 +155,13 @@ def _call_failures() -> Iterator[None]:
             reason=found.reason,
             metadata=found.metadata,
             retry_after_s=found.retry_after_s or 0.0,
-        ) from error
+        ) from released(error)
     except asyncio.CancelledError as cancelled:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise CallFailed("the connection was dropped", code="CANCELLED") from cancelled
-    except grpc.aio.UsageError as error:
-        raise CallFailed(f"the connection was dropped ({error})", code="CANCELLED") from error
+        raise CallFailed("the connection was dropped", code="CANCELLED") from (
+            cancelled.with_traceback(None)
+        )
+    finally:
+        del call  # whoever keeps the error keeps this frame, and with a call its connection
