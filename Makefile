@@ -51,7 +51,7 @@ test: setup ## Run the tests, except those marked soak or gpu (ARGS="-k name" to
 check: gen-check lint type test ## What CI runs: gen-check, lint, type, test
 
 demo: setup ## Kill the supervisor and the agents of a live model under load, and count what failed
-	$(PYTHON) examples/semantic_search/demo.py
+	$(PYTHON) -m examples.semantic_search.demo
 
 bench: setup ## Measure, with the bare ceiling beside each number
 	$(PYTHON) -m benchmarks
