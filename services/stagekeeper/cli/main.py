@@ -52,8 +52,16 @@ def _without_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    from stagekeeper.cli.verbs import command
+    from stagekeeper.cli.verbs import LONG_LIVED, command
 
+    verb = LONG_LIVED.get(words[0]) if words else None
+    if verb is not None:
+        from stagekeeper.cli.light_parsing import plain_arguments
+
+        arguments = plain_arguments(verb, words[1:])
+        if arguments is not None:
+            verb(**arguments)
+            return ExitCode.DONE
     run_command = command().main
     if not words:
         run_command(args=["--help"], prog_name="stagekeeper", standalone_mode=False)

@@ -6,7 +6,8 @@ client, and every `--help` is quick.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -30,6 +31,9 @@ Exit codes: 0 done, 1 it failed, 2 usage, 69 nobody answers, 70 a bug,
 
 _VERBS = (init, validate, up, supervisor, agent, deploy, status, call, logs, delete)
 """In the order in which somebody new needs them."""
+
+LONG_LIVED: Final[Mapping[str, Callable[..., None]]] = {"supervisor": supervisor, "agent": agent}
+"""Verbs whose processes stay, and should carry nothing that only read their command line."""
 
 
 def command() -> Any:
