@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -411,3 +415,23 @@ def test_limit_of_a_container_counts_where_it_is_less(tmp_path):
 
     assert ram_bytes((unlimited, limit, tmp_path / "missing")) == 1048576
     assert ram_bytes((unlimited,)) > 1048576
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys_of(inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from keys_of(item)
+
+
+def test_every_key_of_the_json_status_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    workers, deployments = cluster()
+    document = status_json("e:1", workers, deployments, [types.Failure(failure_id="f")])
+
+    words = set(re.findall(r"\w+", page.partition("## `status --output json`")[2]))
+
+    assert set(keys_of(document)) <= words
