@@ -8,6 +8,15 @@ import pytest
 
 from tests.harness.cluster import Cluster
 
+LIMIT_S = 300
+"""For tests of many processes on a machine that may be busy; a healthy one needs a tenth of it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "/e2e/" in str(item.path) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
+
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:

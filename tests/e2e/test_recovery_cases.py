@@ -8,7 +8,6 @@ import signal
 from typing import Any
 
 import grpc
-import pytest
 
 from stagekeeper.client import Client
 from stagekeeper.v1 import (
@@ -256,7 +255,6 @@ async def test_recovery_R23_changed_data_port_is_watched_and_used(cluster: Clust
     await two.stop(0)
 
 
-@pytest.mark.timeout(180)
 async def test_recovery_R46_stage_that_holds_the_gil_never_makes_its_agent_suspect(
     cluster: Cluster,
 ) -> None:

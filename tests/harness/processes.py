@@ -44,7 +44,7 @@ class Program:
             file.seek(self._offset)
             return file.read().decode(errors="replace")
 
-    async def line(self, pattern: str, *, within_s: float = 30.0) -> re.Match[str]:
+    async def line(self, pattern: str, *, within_s: float = 60.0) -> re.Match[str]:
         """Wait for a line that matches; fail at once when the program ends without one."""
 
         def look() -> re.Match[str] | None:

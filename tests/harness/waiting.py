@@ -14,7 +14,7 @@ class GiveUp(Exception):
     """Raised by a probe: what is waited for cannot come any more."""
 
 
-async def wait_for(probe: Callable[[], Any], what: str, *, within_s: float = 30.0) -> Any:
+async def wait_for(probe: Callable[[], Any], what: str, *, within_s: float = 60.0) -> Any:
     """Call `probe` until it returns something true, and return that.
 
     A probe may be a coroutine function. An exception counts as "not yet"; the last one is told
