@@ -51,11 +51,19 @@ class SpecError(BadRequest):
     Attributes:
         problems: all of them, in the order of their lines.
         source: the file that was read; empty for a dict.
+        as_read: what could be read of it all the same, for whoever looks for further problems;
+            None when nothing could.
     """
 
-    def __init__(self, problems: Sequence[SpecProblem], source: str = "") -> None:
+    def __init__(
+        self,
+        problems: Sequence[SpecProblem],
+        source: str = "",
+        as_read: LoadedSpec | None = None,
+    ) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
         self.source = source
+        self.as_read = as_read
         listed = "\n".join(f"  {problem}" for problem in self.problems)
         count = len(self.problems)
         what = f"{count} problem{'s' if count > 1 else ''} in {source or 'the spec'}"
@@ -129,10 +137,10 @@ def _load(tree: Tree | None, problems: list[SpecProblem], source: str) -> Loaded
     if tree is None:
         raise SpecError(problems, source)
     reader = _SpecReader(problems)
-    spec = reader.deployment(tree)
+    loaded = LoadedSpec(reader.deployment(tree), reader.lines, source)
     if problems:
-        raise SpecError(problems, source)
-    return LoadedSpec(spec, reader.lines, source)
+        raise SpecError(problems, source, as_read=loaded)
+    return loaded
 
 
 class _SpecReader(TreeReader):
