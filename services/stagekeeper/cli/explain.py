@@ -60,6 +60,7 @@ def _of_a_server(error: Exception) -> CliError | None:
     """Settings and addresses that a supervisor or an agent refuses at its start."""
     from stagekeeper.agent.connection import SupervisorNotFound
     from stagekeeper.agent.host_lock import LockHeld
+    from stagekeeper.agent.identity import IdentityUnreadable
     from stagekeeper.agent.settings import SettingsError
     from stagekeeper.runtime.server import NotLoopback
     from stagekeeper.supervisor.settings import SettingsRefused
@@ -68,7 +69,7 @@ def _of_a_server(error: Exception) -> CliError | None:
         return _listed(ExitCode.USAGE, "these settings cannot work", error.problems)
     if isinstance(error, NotLoopback):
         return CliError(ExitCode.USAGE, str(error))
-    if isinstance(error, LockHeld):
+    if isinstance(error, LockHeld | IdentityUnreadable):
         return CliError(ExitCode.FAILED, str(error))
     if isinstance(error, SupervisorNotFound):
         return CliError(

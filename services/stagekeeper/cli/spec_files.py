@@ -43,18 +43,54 @@ def read_spec(path: Path) -> LoadedSpec:
     Raises:
         SpecError: every problem, with its line.
     """
-    from stagekeeper.client.spec_file import load_spec
+    from stagekeeper.client.spec_file import SpecError, load_spec
+
+    try:
+        loaded = load_spec(path)
+    except SpecError as error:
+        raise _with_further_problems(error) from None
+    problems = _core_problems(loaded)
+    if problems:
+        raise loaded.error(problems)
+    return loaded
+
+
+def _core_problems(loaded: LoadedSpec) -> list[tuple[str, str]]:
+    """Return what the core finds wrong: (field path, what is wrong with it)."""
     from stagekeeper.core.errors import Refused
     from stagekeeper.core.spec_check import check_spec
     from stagekeeper.runtime.convert import spec_from_proto
 
-    loaded = load_spec(path)
     try:
         check_spec(spec_from_proto(loaded.spec))
     except Refused as refused:
-        problems = [(problem.path, problem.problem) for problem in refused.problems]
-        raise loaded.error(problems or [("", refused.message)]) from refused
-    return loaded
+        found = [(problem.path, problem.problem) for problem in refused.problems]
+        return found or [("", refused.message)]
+    return []
+
+
+def _with_further_problems(error: SpecError) -> SpecError:
+    """Add what the core says of the part that could be read: all problems come at once.
+
+    Only of fields that nothing was said of yet: what is wrong there may follow from that.
+    """
+    from stagekeeper.client.spec_file import SpecError, SpecProblem
+
+    loaded = error.as_read
+    if loaded is None:
+        return error
+    known = [problem.path for problem in error.problems]
+    further = [
+        SpecProblem(path, problem, loaded.locate(path))
+        for path, problem in _core_problems(loaded)
+        if not any(_is_within(path, other) or _is_within(other, path) for other in known)
+    ]
+    return SpecError([*error.problems, *further], error.source)
+
+
+def _is_within(path: str, outer: str) -> bool:
+    """Whether a field is another one, or lies in it."""
+    return not outer or path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
 def bad_specs(errors: Sequence[SpecError]) -> CliError:

@@ -129,7 +129,8 @@ class Child:
                     )
             failures += 1
             wait_s = self.backoff.ceiling_s(failures)
-            self.on_event(Ended(self.name, how, wait_s, was_ready))
+            words = last_words(self.log, self._log_offset) if code > 0 else ""
+            self.on_event(Ended(self.name, f"{how}: {words}" if words else how, wait_s, was_ready))
             await self._pause(wait_s)
 
     async def stop(self, budget_s: float) -> bool:
