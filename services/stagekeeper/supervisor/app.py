@@ -9,6 +9,7 @@ Invariant: whatever was opened is closed, also when a start fails half-way.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -223,6 +224,7 @@ async def run(
         StateDirTaken, AddressTaken: it could not start beside another one.
         StoreFailed: it could not start, or could not go on: what it promises cannot be kept.
     """
+    gc.freeze()  # what was imported stays: no collection has to look through it again
     supervisor = Supervisor(settings, clock)
     await supervisor.start()
     stopping = asyncio.create_task(stop.wait(), name="supervisor/stop")
