@@ -198,12 +198,13 @@ class World:
     is_new: bool | None = None
     failures: Collection[Failure] = ()
     now: float = 100.0
+    epoch: Epoch = REIGN
     is_checked: bool = True
 
     def __post_init__(self) -> None:
         self.registry: Any = Registry(
             cluster=ClusterName("default"),
-            epoch=REIGN,
+            epoch=self.epoch,
             settings=self.settings,
             desired=self.desired,
             tombstones=self.tombstones,

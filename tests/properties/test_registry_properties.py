@@ -12,33 +12,22 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stagekeeper.core.commands import EntombDeployment, SaveDeployment, StartOperation, StopSlot
 from stagekeeper.core.errors import Refused
-from stagekeeper.core.ids import Epoch, Generation
+from stagekeeper.core.ids import Generation
 from stagekeeper.core.model import DeviceClaim, WorkerReport
 from stagekeeper.core.states import (
-    DeploymentState,
-    OperationState,
     ReplicaState,
     ShardState,
-    WorkerState,
 )
-from tests.plain import OperationCancelled, OperationEnded, SlotKey, SlotStopped
 from tests.worlds import (
     EARLIER,
-    REIGN,
     World,
     desired,
     device,
-    on_cards,
-    only,
-    record_of,
     report,
     shard,
     spec,
-    started_shards,
 )
 
 in_its_time = settings(deadline=None)  # a busy machine is no failure
@@ -327,157 +316,3 @@ def test_a_registrations_cost_does_not_grow_with_the_cluster(
 
     assert costs[0] == costs[1]
     assert costs[0] <= 2 * len({it.replica for it in mine})
-
-
-class Reign(RuleBasedStateMachine):
-    """A reign with a few workers that keep their word, in any order of events.
-
-    The agents are models: what they are asked, they have done by their next report, or never.
-    """
-
-    @initialize()
-    def begin(self) -> None:
-        self.world = World(durable=True)
-        self.held: dict[str, dict] = {worker: {} for worker in WORKERS}
-        self.lives = dict.fromkeys(WORKERS, (1, 0))
-        self.running: dict[str, Any] = {}
-
-    def listen(self, commands: list) -> None:
-        for one in only(StartOperation, commands):
-            self.running[one.plan.operation_id] = one.plan
-        for stop in only(StopSlot, commands):
-            assert self.world.registry.is_complete, "nothing is stopped in HOLD"
-            self.may_stop(stop)
-
-    def may_stop(self, stop: StopSlot) -> None:
-        """A live shard is stopped only if it was deleted, or something newer is READY."""
-        known = self.world.view(stop.slot.deployment)
-        cluster = self.world.registry._cluster
-        ceiling = cluster.tombstones.get(stop.slot.deployment)
-        is_deleted = known is None or known.state is DeploymentState.DELETING
-        is_buried = ceiling is not None and stop.up_to <= ceiling
-        if not (is_deleted or is_buried):
-            replica = self.world.replica(stop.slot.index, stop.slot.deployment)
-            assert replica.state is ReplicaState.READY
-            assert min(it.record.generation for it in replica.shards) > stop.up_to
-
-    @rule(worker=st.sampled_from(WORKERS), is_new_life=st.booleans())
-    def reports(self, worker: str, is_new_life: bool) -> None:
-        incarnation, revision = self.lives[worker]
-        if is_new_life:
-            incarnation, revision = incarnation + 1, 0
-        self.lives[worker] = incarnation, revision + 1
-        self.listen(
-            self.world.register(
-                worker,
-                [it for records_ in self.held[worker].values() for it in records_],
-                incarnation=incarnation,
-                revision=revision + 1,
-            )
-        )
-
-    @rule(
-        name=st.sampled_from(NAMES), replicas=st.integers(1, 3), share=st.sampled_from([0.3, 0.9])
-    )
-    def wants(self, name: str, replicas: int, share: float) -> None:
-        made = on_cards(([0], share), ([1], 0.2), name=name, replicas=replicas)
-        try:
-            self.listen(self.world.deploy_commands(made))
-        except Refused:
-            pass
-
-    @rule(name=st.sampled_from(NAMES))
-    def deletes(self, name: str) -> None:
-        try:
-            self.listen(self.world.delete(name))
-        except Refused:
-            pass
-
-    @rule(data=st.data(), state=st.sampled_from([OperationState.COMMITTED,
-                                                 OperationState.ROLLED_BACK, None]))  # fmt: skip
-    def an_operation_ends(self, data: st.DataObject, state: OperationState | None) -> None:
-        if not self.running:
-            return
-        operation_id = data.draw(st.sampled_from(sorted(self.running)))
-        plan = self.running.pop(operation_id)
-        if state is OperationState.COMMITTED:
-            self.held[plan.worker_id][plan.replica] = started_shards(plan)
-        record = None if state is None else record_of(plan, state)
-        self.listen(self.world.apply(OperationEnded(operation_id, record, "gone")))
-
-    @rule(worker=st.sampled_from(WORKERS), data=st.data())
-    def a_replica_dies_or_is_gone(self, worker: str, data: st.DataObject) -> None:
-        if not self.held[worker]:
-            return
-        key = data.draw(st.sampled_from(sorted(self.held[worker])))
-        if data.draw(st.booleans()):
-            records_ = self.held[worker][key]
-            self.held[worker][key] = [replace(it, state=ShardState.FAILED) for it in records_]
-        else:
-            del self.held[worker][key]
-            for stage in range(2):
-                slot = SlotKey(key.deployment, key.index, stage)
-                self.listen(self.world.apply(SlotStopped(worker, slot)))
-
-    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 15.0, 70.0]), beating=st.sets(
-        st.sampled_from(WORKERS)))  # fmt: skip
-    def time_passes(self, seconds: float, beating: set[str]) -> None:
-        self.world.now += seconds
-        for worker in sorted(beating):
-            incarnation, revision = self.lives[worker]
-            self.listen(self.world.apply_beat(worker, incarnation, revision))
-        self.listen(self.world.tick())
-
-    @rule(data=st.data(), error=st.sampled_from(["", "no"]))
-    def a_cancellation_is_answered(self, data: st.DataObject, error: str) -> None:
-        if self.running:
-            plan = self.running[data.draw(st.sampled_from(sorted(self.running)))]
-            self.listen(
-                self.world.apply(OperationCancelled(plan.worker_id, plan.operation_id, error))
-            )
-
-    @rule()
-    def the_supervisor_restarts(self) -> None:
-        """Everything in memory is gone; the store has what was written."""
-        cluster = self.world.registry._cluster
-        self.world = World(
-            desired=list(cluster.desired.values()),
-            tombstones=dict(cluster.tombstones),
-            roster=[it for it in WORKERS if it in cluster.workers],
-            now=self.world.now,
-        )
-        self.world.registry._cluster.epoch = Epoch(cluster.epoch.number + 1, REIGN.supervisor_id)
-        self.running.clear()
-
-    @invariant()
-    def starting_replicas_are_those_on_the_books(self) -> None:
-        for view in self.world.registry.deployments():
-            creation = self.world.registry.creation_of(view.name)
-            failed = {it.replica_index for it in creation.failures}
-            assert not failed & set(creation.starting)
-
-    @invariant()
-    def what_is_written_is_what_is_kept(self) -> None:
-        last: dict[str, Any] = {}
-        for write in self.world.written:
-            if isinstance(write, SaveDeployment):
-                last[write.desired.spec.name] = write.desired
-            elif isinstance(write, EntombDeployment):
-                last[write.name] = None
-        kept = self.world.registry._cluster.desired
-        for name, wanted in last.items():
-            assert kept.get(name) == wanted
-
-    @invariant()
-    def ready_replicas_stand_on_reports(self) -> None:
-        for view in self.world.registry.deployments():
-            for replica in view.replicas:
-                if replica.state is ReplicaState.READY:
-                    for it in replica.shards:
-                        assert it.record.committed
-                        assert it.record.state is ShardState.READY
-                        assert it.worker_state is not WorkerState.SUPERSEDED
-
-
-TestReign = Reign.TestCase
-TestReign.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
