@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -212,4 +212,9 @@ class Reign(RuleBasedStateMachine):
 
 
 TestReign = Reign.TestCase
-TestReign.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestReign.settings = settings(
+    deadline=None,
+    max_examples=60,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -11,6 +11,8 @@ from stagekeeper.core.states import DeploymentState, OperationState, ReplicaStat
 from tests.plain import (
     OperationCancelled,
     OperationEnded,
+    SlotKey,
+    SlotStopped,
 )
 from tests.worlds import (
     World,
@@ -181,6 +183,26 @@ def test_an_older_set_is_kept_while_its_successors_worker_is_silent() -> None:
 
     assert stops(world.register("w1", [shard(n=1)])) == []
     assert stops(world.apply_beat("w2")) == [("w1", "m", 0, 0, 1)]
+
+
+@pytest.mark.parametrize("ends", ["dead", "silent", "gone"])
+def test_an_older_set_no_longer_makes_way_once_its_successor_is_not_ready(ends) -> None:
+    world = World(desired=[desired()], is_new=True)
+    world.register("w1", [shard(n=1)])
+    told = world.register("w2", [shard(n=2)])
+    assert stops(told) == [("w1", "m", 0, 0, 1)]
+    world.apply(SlotStopped("w1", SlotKey("m", 0, 0), "no answer"))
+
+    if ends == "dead":
+        world.register("w2", [shard(n=2, state=ShardState.FAILED)], revision=2)
+    elif ends == "gone":
+        world.register("w2", revision=2)
+    world.now += 3.0
+    world.beat("w1")
+    told = world.tick(1.0)
+
+    assert stops(told) == []
+    assert world.replica().state is ReplicaState.READY
 
 
 def test_nothing_that_only_workers_know_of_is_stopped_by_itself() -> None:

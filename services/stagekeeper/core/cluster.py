@@ -10,7 +10,7 @@ cost of an event is that of the replicas it touched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from stagekeeper.core.changes import ChangeLog
 from stagekeeper.core.commands import (
@@ -52,7 +52,8 @@ class Cluster:
     """What one reign knows. Handlers change it, `registry` turns what it touched into commands.
 
     `hold_until` is None in NORMAL. `awaited` are workers of the roster that have not come back.
-    `indexes` has, for each name, the replicas that have a view. `due` are workers whose wanted
+    `indexes` has, for each name, the replicas that have a view; `contested` are replicas of which
+    more is reported than is shown. `due` are workers whose wanted
     stops and cancellations have to be worked out again; a dict, since order is kept in it.
     """
 
@@ -93,6 +94,7 @@ class Cluster:
 
         self.views: dict[ReplicaKey, ReplicaView] = {}
         self.indexes: dict[DeploymentName, set[ReplicaIndex]] = {}
+        self.contested: set[ReplicaKey] = set()
         self.composed: dict[DeploymentName, DeploymentView] = {}
         self.changes = ChangeLog(epoch, settings.change_log_limit)
         self.visible: set[DeploymentName] = set(self.desired)
@@ -277,8 +279,7 @@ class Cluster:
         view = derive_replica(key, claims, self._context(key))
         if view is not None and view.state is ReplicaState.READY:
             self.notes.pop(key, None)
-            if len(claims) > len(view.shards):
-                self.due.update(dict.fromkeys(claim.worker_id for claim in claims))
+        self._note_contest(key, view, claims)
         if view == self.views.get(key):
             return
         if view is None:
@@ -290,6 +291,21 @@ class Cluster:
             self.views[key] = view
             self.indexes.setdefault(key.deployment, set()).add(key.index)
         self.touched_names[key.deployment] = None
+
+    def _note_contest(
+        self, key: ReplicaKey, view: ReplicaView | None, claims: Sequence[Claim]
+    ) -> None:
+        """Have everybody asked anew who claims a replica of which several sets are reported.
+
+        A set makes way for a READY one; when that is READY no longer, nothing makes way any more.
+        """
+        is_contested = view is not None and len(claims) > len(view.shards)
+        if is_contested or key in self.contested:
+            self.due.update(dict.fromkeys(claim.worker_id for claim in claims))
+        if is_contested:
+            self.contested.add(key)
+        else:
+            self.contested.discard(key)
 
     def _context(self, key: ReplicaKey) -> ReplicaContext:
         desired = self.desired.get(key.deployment)
