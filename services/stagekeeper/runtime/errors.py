@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import grpc
 
 from stagekeeper.core.errors import NextMove, Reason, Refused
-from stagekeeper.wire.error_details import pack
+from stagekeeper.wire.error_details import fit_message, pack
 
 CODES: Mapping[NextMove, grpc.StatusCode] = {
     NextMove.MEND_THE_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -44,7 +44,7 @@ async def abort_refused(context: Context, refused: Refused) -> NoReturn:
     code = code_of(refused)
     await context.abort(
         code,
-        refused.message,
+        fit_message(refused.message),
         trailing_metadata=pack(
             code.value[0],
             refused.message,
