@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
 
 from stagekeeper.cli.exits import ExitCode
-from tests.harness.command_line import Up, command_line
+from tests.harness.cluster import STAGES
+from tests.harness.command_line import Up, command_line, own_environment
 from tests.harness.waiting import wait_for
 
 ECHO = """\
@@ -24,6 +27,12 @@ name: broken
 stages:
   - {name: good, entrypoint: "sample_stages:Echo", devices: [0], memory: {bytes: 64MiB}}
   - {name: bad, entrypoint: "sample_stages:Broken", devices: [0], memory: {bytes: 64MiB}}
+"""
+
+SLOW = """\
+name: slow
+stages:
+  - {{name: only, entrypoint: "sample_stages:Slow", args: {{gate: "{gate}"}}}}
 """
 
 
@@ -212,3 +221,43 @@ async def test_starter_of_init_runs_as_it_says(up: Up) -> None:
 
     called = await command_line("call", "hello", "greet", '{"name": "Ada"}', endpoint=endpoint)
     assert (called.code, called.out) == (0, '"Hello, Ada!"\n')
+
+
+async def test_agent_killed_under_a_start_is_started_again_and_so_is_the_start(up: Up) -> None:
+    gate = up.directory / "gate"
+    program = up.start(up.spec(SLOW.format(gate=gate)))
+    await program.line(r"0/only on agent-0: STARTING\(LOAD\)")
+
+    os.kill(await up.child_pid("agent-0"), signal.SIGKILL)
+    await program.line("its start was cut short; asking again", within_s=60)
+    gate.touch()
+
+    await program.line(r"^slow: READY, 1 replica, in ", within_s=60)
+    assert len(up.stage_processes()) == 1
+
+
+async def test_up_goes_on_when_nobody_reads_it_any_more(up: Up) -> None:
+    command = " ".join(
+        [
+            f"{sys.executable} -m stagekeeper.cli up {up.spec(ECHO)}",
+            f"--endpoint=127.0.0.1:0 --state-dir={up.directory / 's'}",
+            f"--lock-dir={up.directory / 'l'} --pythonpath={STAGES}",
+            "--devices=cpu:0=1GiB --devices=cpu:1=1GiB",
+        ]
+    )
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-c", f"{command} | head -n 2"),
+        stdout=asyncio.subprocess.DEVNULL,
+        env=own_environment(),
+        start_new_session=True,
+    )
+    try:
+        await wait_for(lambda: len(up.stage_processes()) == 2, "both stages run")
+        # The reader left after two lines, and `up` said more since.
+        assert any(
+            "stagekeeper.cli up" in command and not command.startswith("bash")
+            for command in up.programs().values()
+        )
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        await shell.wait()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.stdout import say
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds
 from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
@@ -73,7 +74,7 @@ async def deploy_shown(
             if isinstance(event, CreationAccepted):
                 creation.accepted = event
                 if creation.is_new_work:
-                    print(_accepted(event), flush=True)
+                    say(_accepted(event))
             else:
                 view.show(event)
 
@@ -83,9 +84,9 @@ async def deploy_shown(
             raise deploy_failed(error, after_failure or _AFTER_FAILURE) from error
     ready = count(len(deployment.replicas), "replica")
     if creation.is_new_work:
-        print(f"{deployment.name}: READY, {ready}, in {seconds(view.elapsed_s)}", flush=True)
+        say(f"{deployment.name}: READY, {ready}, in {seconds(view.elapsed_s)}")
     else:
-        print(f"{deployment.name}: READY, {ready}: nothing to do", flush=True)
+        say(f"{deployment.name}: READY, {ready}: nothing to do")
     return deployment
 
 
@@ -135,7 +136,7 @@ async def delete_shown(client: Client, name: str, *, timeout: float | None = Non
         telling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await telling
-    print(f"{name}: deleted", flush=True)
+    say(f"{name}: deleted")
 
 
 def delete_timeout_s(spec: DeploymentSpec) -> float:
@@ -160,6 +161,6 @@ async def _tell_what_is_left(client: Client, name: str) -> None:
             continue
         left = sum(len(replica.shards) for replica in deployment.replicas)
         if left and left != told:
-            print(f"{name}: stopping, {count(left, 'stage')} left", flush=True)
+            say(f"{name}: stopping, {count(left, 'stage')} left")
             told = left
         await asyncio.sleep(_LOOK_AGAIN_S)

@@ -6,13 +6,13 @@ Decided here: how an end is shown. The verbs raise and never exit; what an excep
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 from stagekeeper.cli import later
 from stagekeeper.cli.exits import ExitCode
+from stagekeeper.cli.stdout import leave_stdout
 
 DEBUG_FLAG = "--debug"
 
@@ -31,9 +31,8 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of our output is gone (`… | head`); nobody is left to tell. The descriptor is
-        # replaced so that the interpreter's own flush at exit does not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output is gone (`… | head`), and nobody is left to tell.
+        leave_stdout()
         return ExitCode.DONE
     except SystemExit:
         # typer's own way out of a broken pipe, and of nothing else: verbs never end the process.

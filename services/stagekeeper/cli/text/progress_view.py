@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from stagekeeper.cli.stdout import say
 from stagekeeper.cli.text.amounts import seconds
 from stagekeeper.cli.text.progress import CreationProgress, StageRow, how_far
 from stagekeeper.cli.text.tables import style_of
@@ -58,7 +59,7 @@ class _Lines:
     def show(self, progress: pb2.StageProgress) -> None:
         line = self._progress.feed(progress)
         if line:
-            print(f"  {line}", flush=True)
+            say(f"  {line}")
 
     @property
     def elapsed_s(self) -> float:

@@ -14,11 +14,6 @@ from stagekeeper.cli.up.child import ChildEvent, Ended, Ready
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 
 
-def say(line: str) -> None:
-    """Print a line at once: whoever reads a pipe waits for it."""
-    print(line, flush=True)
-
-
 def child_notice(event: ChildEvent) -> str:
     """Write what happened to a child."""
     if isinstance(event, Ended):

@@ -18,13 +18,13 @@ from stagekeeper.agent.host_lock import FileLock, LockHeld
 from stagekeeper.cli.deploying import Creation, delete_shown, deploy_shown
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.log_output import silence_libraries
+from stagekeeper.cli.stdout import say
 from stagekeeper.cli.text.amounts import count
-from stagekeeper.cli.up.child import ChildEvent, StartFailed
+from stagekeeper.cli.up.child import ChildEvent, Ended, StartFailed
 from stagekeeper.cli.up.leftovers import kill_stages
 from stagekeeper.cli.up.notices import (
     DeploymentNotices,
     child_notice,
-    say,
     where_state_is,
 )
 from stagekeeper.cli.up.plane import Plane, PlaneOptions
@@ -36,11 +36,15 @@ from stagekeeper.client import (
     NotFound,
     StagekeeperError,
     Unavailable,
+    WrongState,
 )
 from stagekeeper.runtime.clock import SystemClock
 from stagekeeper.v1 import types_pb2 as types
 
 LOOK_AGAIN_S: Final = 0.1
+MOST_ATTEMPTS: Final = 3
+"""How often a deployment is asked for whose start is cut short by the end of one of ours."""
+
 SUPERVISOR_PATIENCE_S: Final = 30.0
 """How long a question waits for a supervisor that is being started again."""
 
@@ -74,6 +78,7 @@ class _Session:
         self._clock = SystemClock()
         self._plane = Plane(options, clock=self._clock, on_event=self._tell)
         self._creations: list[Creation] = []
+        self._deaths = 0
 
     async def run(self) -> int:
         ends = EndRequests(lambda: say("ending; once more kills everything at once"))
@@ -83,10 +88,13 @@ class _Session:
         except (CliError, StagekeeperError, StartFailed) as error:
             failure = error
             say("that failed, for the reason below; undoing what this run began")
-        is_done = await _until(ends.asked_again, self._end(failure))
-        if not is_done:
-            await self._kill()
-            return ExitCode.INTERRUPTED
+        try:
+            if not await _until(ends.asked_again, self._end(is_failure=failure is not None)):
+                await self._kill()
+                return ExitCode.INTERRUPTED
+        except (CliError, StagekeeperError) as trouble:
+            say(f"not everything could be undone: {trouble}")
+            failure = failure or trouble
         if failure is not None:
             raise _explained(failure)
         return ends.exit_code
@@ -115,34 +123,57 @@ class _Session:
             await self._clock.sleep(LOOK_AGAIN_S)
 
     async def _deploy(self, client: Client, loaded: LoadedSpec) -> None:
-        """Deploy one file, whatever happens to the supervisor meanwhile."""
-        creation = Creation(loaded.spec.name)
+        """Deploy one file, whatever happens to the supervisor and the agents meanwhile."""
+        name = loaded.spec.name
+        creation = Creation(name)
         self._creations.append(creation)
+        attempts = 0
         while True:
+            attempts, deaths = attempts + 1, self._deaths
             try:
                 await deploy_shown(
                     client, loaded, creation, after_failure="mend the cause and run this again"
                 )
                 return
-            except NameTaken:
-                if not await self._is_idle(client, creation.name):
-                    raise
-                say(f"{creation.name}: wanted with another spec, and nothing of it runs; replaced")
-                await delete_shown(client, creation.name)
             except Unavailable as error:
-                # It was killed under our hands, and is being started again.
-                say(f"{creation.name}: {error.message}; asking again")
+                say(f"{name}: {error.message}; asking again")
                 await self._clock.sleep(LOOK_AGAIN_S)
+            except CliError:
+                # One of ours ended under the creation, which cancels it: no fault of the stages,
+                # unless it goes on.
+                if self._deaths == deaths or attempts == MOST_ATTEMPTS:
+                    raise
+                say(f"{name}: its start was cut short; asking again")
+            except (NameTaken, WrongState) as error:
+                await self._make_way(client, name, error)
+
+    async def _make_way(self, client: Client, name: str, error: StagekeeperError) -> None:
+        """Have what an earlier `up` left gone, where nothing of it runs or it is going anyway.
+
+        Raises:
+            StagekeeperError: `error`; something of it runs.
+        """
+        if isinstance(error, WrongState):
+            say(f"{name}: is still being deleted")
+        elif await self._is_idle(client, name):
+            say(f"{name}: wanted with another spec, and nothing of it runs; replaced")
+        else:
+            raise error
+        with contextlib.suppress(NotFound):
+            await delete_shown(client, name)
 
     async def _is_idle(self, client: Client, name: str) -> bool:
-        """Whether nothing of a deployment runs, or may still run."""
+        """Whether nothing of a deployment runs, for certain."""
+        listing = await client.list()
         shards = [
             shard.record
-            for replica in (await client.get(name)).replicas
+            for deployment in listing.deployments
+            if deployment.name == name
+            for replica in deployment.replicas
             for shard in replica.shards
         ]
         over = (types.SHARD_STATE_FAILED, types.SHARD_STATE_STOPPED)
-        return all(record.state in over for record in shards)
+        return listing.complete and all(record.state in over for record in shards)
 
     def _summary(self) -> str:
         names = ", ".join(creation.name for creation in self._creations)
@@ -161,11 +192,11 @@ class _Session:
                 for line in notices.of(change):
                     say(line)
 
-    async def _end(self, failure: BaseException | None) -> None:
+    async def _end(self, *, is_failure: bool) -> None:
         """Delete what has to be deleted, then end every child."""
         trouble: BaseException | None = None
         try:
-            await self._undo(is_failure=failure is not None)
+            await self._undo(is_failure=is_failure)
         except (CliError, StagekeeperError) as error:
             trouble = error
         # No `finally`: a second signal cancels this, and must not wait for an orderly end.
@@ -215,6 +246,7 @@ class _Session:
         return Client(self._plane.endpoint, patience_s=SUPERVISOR_PATIENCE_S, watch_at_once=False)
 
     def _tell(self, event: ChildEvent) -> None:
+        self._deaths += isinstance(event, Ended)
         say(child_notice(event))
 
 
