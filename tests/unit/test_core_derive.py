@@ -205,6 +205,16 @@ def test_disagreement_inside_a_generation_is_shown_as_conflict_and_not_routed(th
     assert "nothing is repaired by guessing" in view.next_action
 
 
+def test_a_conflict_is_told_though_another_stage_is_starting() -> None:
+    start = shard(stage=1, stage_count=2, committed=False, state=ShardState.STARTING)
+    twins = [("w1", shard(stage_count=2)), ("w2", shard(stage_count=2, instance_id="x"))]
+
+    view = derive(*twins, ("w3", start))
+
+    assert view.state is ReplicaState.PARTIAL
+    assert "nothing is repaired by guessing" in view.next_action
+
+
 def test_a_conflict_in_a_newer_set_withdraws_nothing() -> None:
     view = derive(shard(n=1), ("w2", shard(n=2)), ("w3", shard(n=2, instance_id="x")))
 

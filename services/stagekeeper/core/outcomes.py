@@ -35,9 +35,8 @@ def operation_ended(cluster: Cluster, event: OperationEnded, now: float) -> None
             operation.committed_at = now
     else:
         cluster.finish(operation)
-        if not operation.is_cancelled:
-            note = failure_note(plan, record, event.error, event.reason)
-            cluster.note_failure(plan.replica, note)
+        note = failure_note(plan, record, event.error, event.reason)
+        cluster.note_failure(plan.replica, note)
     if record is None or record.state is not OperationState.ROLLED_BACK:
         cluster.due[plan.worker_id] = None
 
@@ -113,9 +112,8 @@ def _give_up_operations(cluster: Cluster, worker: Worker) -> None:
     """Stop waiting for starts on a LOST worker; if it returns with one, that is cancelled."""
     for operation in cluster.operations.of_worker(worker.worker_id):
         cluster.finish(operation)
-        if not operation.is_cancelled:
-            note = failure_note(operation.plan, None, "its worker is LOST", "")
-            cluster.note_failure(operation.plan.replica, note)
+        note = failure_note(operation.plan, None, "its worker is LOST", "")
+        cluster.note_failure(operation.plan.replica, note)
 
 
 def _expire(cluster: Cluster, operation: Operation, now: float) -> None:

@@ -128,8 +128,7 @@ def _judge_operations(cluster: Cluster, worker: Worker) -> None:
                 cluster.finish(operation)
         elif is_restarted:
             cluster.finish(operation)
-            if not operation.is_cancelled:
-                _note_restart(cluster, worker, operation)
+            _note_restart(cluster, worker, operation)
 
 
 def _note_restart(cluster: Cluster, worker: Worker, operation: Operation) -> None:
