@@ -18,7 +18,7 @@ from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
 from stagekeeper.cli.text.progress import QUIET_S, CreationProgress
 from stagekeeper.cli.text.status import status_text
 from stagekeeper.cli.text.status_json import status_json
-from stagekeeper.cli.text.tables import Table, plain_lines, style_of, write_table
+from stagekeeper.cli.text.tables import Table, plain_lines, style_of, terminal_lines, write_table
 from stagekeeper.cli.up.child import Ended, Ready, describe_exit, parse_facts
 from stagekeeper.cli.up.default_devices import default_devices, ram_bytes
 from stagekeeper.cli.up.notices import DeploymentNotices, child_notice
@@ -73,6 +73,25 @@ def test_plain_table_has_a_line_a_row_and_no_empty_cell():
     lines = plain_lines(Table(("NAME", "WHY"), (("a", ""), ("long-name", "two\nlines"))))
 
     assert lines == ["NAME       WHY", "a          -", "long-name  two; lines"]
+
+
+def test_terminal_wraps_the_last_cell_in_its_own_column():
+    table = Table(("NAME", "WHY"), (("a", "word " * 20), ("bb", "")))
+
+    lines = terminal_lines(table, 60)
+
+    assert lines[0] == "NAME  WHY"
+    assert lines[1].startswith("a     word word")
+    assert lines[2].startswith("      word")
+    assert lines[-1] == "bb"
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_narrow_terminal_has_the_last_cell_below_and_cuts_no_name():
+    name = "a-very-long-name-that-leaves-no-room"
+    lines = terminal_lines(Table(("NAME", "WHY"), ((name, "first\nsecond"),)), 50)
+
+    assert lines[1:] == [name, "    first", "    second"]
 
 
 def test_table_into_a_pipe_has_no_colour_codes():
@@ -234,7 +253,7 @@ def test_status_shows_state_reason_next_action_and_pids():
     for expected in (
         "silent for 12 s",
         "AGENT_UNREACHABLE at 127.0.0.1:4",
-        "cpu:0 7 B used, 1 GiB reserved of 4 GiB",
+        "cpu:0: 1 GiB of 4 GiB reserved, 7 B used",
         "search/0  PARTIAL  1/2",
         "stage ranker is missing; next: deploy again",
         "search/0/encoder",

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _FRAMES_PER_S: Final = 4
-_BAR_WIDTH: Final = 20
+_BAR_WIDTH: Final = 12
+_COLUMNS: Final = 6
 
 
 class ProgressView(Protocol):
@@ -86,6 +87,8 @@ class _LiveTable:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
+        for _ in range(_COLUMNS):
+            table.add_column(no_wrap=True, overflow="ellipsis")
         for row in self._progress.rows:
             table.add_row(
                 f"  {row.replica_index}/{row.stage}",

@@ -70,31 +70,30 @@ def _workers(response: pb2.ListWorkersResponse) -> Table:
             worker.worker_id,
             states.worker_state(worker.state),
             str(worker.shard_count),
-            _devices(worker),
             worker.agent_address or "-",
-            _worker_note(worker),
+            "\n".join((*_devices(worker), *_worker_notes(worker))),
         )
         for worker in response.workers
     ]
-    return Table(("WORKER", "STATE", "STAGES", "DEVICES", "AGENT", "NOTE"), as_rows(rows))
+    return Table(("WORKER", "STATE", "STAGES", "AGENT", "DEVICES"), as_rows(rows))
 
 
-def _devices(worker: pb2.Worker) -> str:
+def _devices(worker: pb2.Worker) -> list[str]:
     if worker.inventory_unknown:
-        return "unknown"
-    return "\n".join(device_text(device) for device in worker.devices)
+        return ["the list could not be read"]
+    return [device_text(device) for device in worker.devices] or ["none"]
 
 
 def device_text(device: types.Device) -> str:
-    """Write `cpu:0 1.2 GiB used, 2 GiB reserved of 4 GiB`."""
-    used = size(device.used_bytes) if device.HasField("used_bytes") else "?"
+    """Write `cpu:0: 2 GiB of 4 GiB reserved, 1.2 GiB used`."""
+    used = f", {size(device.used_bytes)} used" if device.HasField("used_bytes") else ""
     return (
-        f"{device.device_id} {used} used, {size(device.reserved_bytes)} reserved "
-        f"of {size(device.total_bytes)}"
+        f"{device.device_id}: {size(device.reserved_bytes)} of {size(device.total_bytes)} "
+        f"reserved{used}"
     )
 
 
-def _worker_note(worker: pb2.Worker) -> str:
+def _worker_notes(worker: pb2.Worker) -> list[str]:
     notes = []
     if worker.state != types.WORKER_STATE_ALIVE:
         notes.append(worker.reason or f"silent for {seconds(worker.silent_for_s)}")
@@ -102,7 +101,7 @@ def _worker_note(worker: pb2.Worker) -> str:
         notes.append(f"AGENT_UNREACHABLE at {worker.agent_address}: it gets nothing new")
     if not worker.stages_outlive_agent:
         notes.append("stages end with their agent")
-    return "; ".join(notes)
+    return notes
 
 
 def _deployments(response: pb2.ListDeploymentsResponse) -> Table:

@@ -1,12 +1,14 @@
-"""Tables: rich ones in a terminal, aligned plain lines in a pipe.
+"""Tables: fitted and coloured in a terminal, plain lines in a pipe.
 
 Decided here: how rows are laid out, and which words get a colour. A row is one line in a pipe,
-however long, so that `grep` and `awk` see it whole.
+however long, so that `grep` and `awk` see it whole. In a terminal the last cell gives way.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Final
@@ -20,13 +22,24 @@ _BAD: Final = frozenset(
 )
 
 
+_GAP: Final = "  "
+_BELOW: Final = "    "
+_NARROW: Final = 36
+"""A column that is narrower is hard to read a sentence in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a header; every row has as many cells as the header."""
+    """Rows under a header; every row has as many cells as the header.
+
+    Cells are one line, but for the last, which may have several.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    title: str = ""
+
+
+_STATE: Final = re.compile(rf"\b(?:{'|'.join(sorted(_GOOD | _MOVING | _BAD | {'HOLD'}))})\b")
 
 
 def style_of(word: str) -> str:
@@ -43,7 +56,7 @@ def write_table(table: Table, file: IO[str] | None = None) -> None:
     """Write one table to `file` (stdout when none is given), as suits what that is."""
     out = file or sys.stdout
     if out.isatty():
-        _write_rich(table, out)
+        _write_to_terminal(table, out)
     else:
         for line in plain_lines(table):
             print(line, file=out)
@@ -52,38 +65,62 @@ def write_table(table: Table, file: IO[str] | None = None) -> None:
 def plain_lines(table: Table) -> list[str]:
     """Lay a table out in columns of plain text; an empty cell shows as `-`."""
     rows = [table.header, *(tuple(_one_line(cell) or "-" for cell in row) for row in table.rows)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(table.header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [table.title, *lines] if table.title else lines
+    widths = _widths(rows)
+    return [_GAP.join(_padded(row, widths)).rstrip() for row in rows]
+
+
+def terminal_lines(table: Table, columns: int) -> list[str]:
+    """Lay a table out for a terminal of so many columns.
+
+    Names are never cut: the last cell, which may be long, is wrapped in its own column, or below
+    its row where that would be narrow.
+    """
+    widths = _widths([table.header, *table.rows])[:-1]
+    indent = sum(widths) + len(_GAP) * len(widths)
+    is_below = columns - indent < _NARROW
+    if is_below:
+        indent = len(_BELOW)
+    lines = [_GAP.join(_padded(table.header, widths)).rstrip()]
+    for row in table.rows:
+        head = _GAP.join(_padded(row[:-1], widths))
+        rest = [part for text in row[-1].splitlines() for part in _wrapped(text, columns - indent)]
+        if is_below or not rest:
+            lines += [head.rstrip(), *(_BELOW + part for part in rest)]
+        else:
+            lines.append(head + _GAP + rest[0])
+            lines += [" " * indent + part for part in rest[1:]]
+    return lines
+
+
+def _write_to_terminal(table: Table, out: IO[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=out)
+    header, *lines = terminal_lines(table, console.width)
+    console.print(Text(header, style="bold"), soft_wrap=True)
+    for line in lines:
+        text = Text(line)
+        for word in _STATE.finditer(line):
+            text.stylize(style_of(word[0]), *word.span())
+        console.print(text, soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, _NARROW), break_long_words=False)
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Fill the cells that have a width; a last one without keeps its own."""
+    return [cell.ljust(widths[n]) if n < len(widths) else cell for n, cell in enumerate(row)]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
 
 
 def _one_line(text: str) -> str:
     return "; ".join(" ".join(line.split()) for line in text.splitlines())
-
-
-def _write_rich(table: Table, out: IO[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title=table.title or None,
-        title_justify="left",
-    )
-    last = len(table.header) - 1
-    for n, name in enumerate(table.header):
-        # Only the last column may be long; the others are names, which are no use when cut.
-        drawn.add_column(name, no_wrap=n != last, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell, style=style_of(cell)) for cell in row))
-    Console(file=out).print(drawn)
 
 
 def as_rows(rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
