@@ -67,6 +67,7 @@ class Agent:
         transport: the network towards supervisors; by default gRPC to `settings.endpoint`.
 
     Attributes:
+        registered: set once a supervisor has taken the first registration of this life.
         failed: gets the error that the agent cannot go on after.
     """
 
@@ -83,6 +84,7 @@ class Agent:
         self._owner = TaskOwner("agent", self._task_failed)
         self._locks: list[FileLock] = []
         self._figures_read_at = float("-inf")
+        self.registered = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -128,6 +130,7 @@ class Agent:
             clock=self._clock,
             random=random.random,
             on_beat=self._read_figures,
+            on_registered=self.registered.set,
         )
         self._session_task = self._owner.start("session", self._run_session())
 
@@ -213,7 +216,7 @@ class Agent:
             "taken over",
             worker=settings.worker_id,
             incarnation=self._identity.incarnation,
-            held=adopted.held_count,
+            adopted=adopted.held_count,
             gone=adopted.gone_count,
             cleaned=adopted.cleaned_count,
         )
@@ -336,8 +339,8 @@ async def run(
 
     Args:
         stop: set by whoever runs this, on SIGTERM for one.
-        ready: called once with the address of `AgentService`, when it answers and all is taken
-            over; whether a supervisor was found is another matter.
+        ready: called once with the address of `AgentService`, when all is taken over and a
+            supervisor has taken the first registration: from then on it can be used.
 
     Raises:
         SupervisorNotFound: none was found within `max_wait_s`.
@@ -346,12 +349,17 @@ async def run(
     agent = Agent(settings)
     await agent.start()
     stopping = asyncio.create_task(stop.wait(), name="agent/asked to end")
+    registered = asyncio.create_task(agent.registered.wait(), name="agent/registered")
+    ends: set[asyncio.Future[Any]] = {stopping, agent.failed}
     try:
-        ready(agent.address)
-        ends: set[asyncio.Future[Any]] = {stopping, agent.failed}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*ends, registered}, return_when=asyncio.FIRST_COMPLETED)
+        if registered.done():
+            ready(agent.address)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if agent.failed.done():
             agent.failed.result()
     finally:
-        stopping.cancel()
+        for task in (stopping, registered):
+            task.cancel()
+        await asyncio.wait({stopping, registered})
         await agent.stop()

@@ -48,7 +48,9 @@ class Connection:
     Attributes:
         generation: ascending within a session; tells a late failure from a new one.
         registered_revision: of the slice as it was last put; 0 when it is not registered.
-        lost: why it was dropped; None while it is used.
+        lost: why it was dropped; empty while it is used. The words alone: the exception would hold
+            on to the frames of the failed call, they to this, and the channel would go on
+            reconnecting until the garbage collector comes by.
         reported: failures that were sent over it.
     """
 
@@ -60,7 +62,7 @@ class Connection:
     digest: bytes = b""
     next_heartbeat_s: float = 0.0
     beats_until_look: int = 0
-    lost: BaseException | None = None
+    lost: str = ""
     reported: set[FailureId] = field(default_factory=set)
 
     @property

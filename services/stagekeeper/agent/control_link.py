@@ -38,9 +38,15 @@ class ControlLink:
     """Made for one instance; a process that is another one refuses what is said over it."""
 
     def __init__(self, socket: Path, instance_id: InstanceId) -> None:
+        self._socket = socket
         self._instance_id = instance_id
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub = control_grpc.StageControlServiceStub(self._channel)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the process serves its socket, as far as a name on the disk tells."""
+        return self._socket.exists()
 
     async def states(self) -> AsyncIterator[control_pb2.WatchStageResponse]:
         """Yield the stage's state, at once and at each change. The open stream is the adoption.

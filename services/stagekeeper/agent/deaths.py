@@ -84,6 +84,7 @@ class Deaths:
             signal=status.signal if status else None,
             out_of_memory=out_of_memory or bool(stage.raised and stage.raised.out_of_memory),
         )
+        self._learn_phase(stage)
         verdict = _verdict_on_end(stage, exit_info)
         self.declare(stage, verdict.kind, verdict.message, exit_info=exit_info, seen_by="pidfd")
         await kill_processes(stage)
@@ -121,6 +122,7 @@ class Deaths:
         """Write a failure down and put the stage into FAILED; the first one of a stage counts."""
         if stage.failure is not None:
             return stage.failure
+        self._learn_phase(stage)
         failure = make_failure(
             self._worker_id,
             stage.shard,
@@ -136,6 +138,11 @@ class Deaths:
         crash_points.reached("failure-spooled")
         self._enter(stage, failure)
         return failure
+
+    def _learn_phase(self, stage: StageProcess) -> None:
+        """Ask the word that a process left, if it ended before it was heard."""
+        if stage.shard.phase is None and not stage.shard.ready_time:
+            stage.update(phase=self._records.noted_phase(stage.instance_id))
 
     def _enter(self, stage: StageProcess, failure: Failure) -> None:
         stage.fail(failure)

@@ -21,7 +21,14 @@ from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_durably
 from stagekeeper.core.ids import InstanceId, SlotKey
 from stagekeeper.core.model import ShardRecord
-from stagekeeper.runtime.launch import LAUNCH_FILE, LOG_FILE, Launch, read_launch, write_launch
+from stagekeeper.core.states import Phase
+from stagekeeper.runtime.launch import (
+    LAUNCH_FILE,
+    LOG_FILE,
+    Launch,
+    noted_phase,
+    write_launch,
+)
 from stagekeeper.runtime.process import ProcessIdentity
 
 _log = structlog.get_logger(__name__)
@@ -105,10 +112,6 @@ class RecordStore:
         write_durably(path, msgspec.json.format(msgspec.json.encode(record)))
         self._live[record.instance_id] = record
 
-    def launch_of(self, instance_id: InstanceId) -> Launch:
-        """Read what an instance was started with."""
-        return read_launch(self._directory.run_dir(instance_id) / LAUNCH_FILE)
-
     def end(self, record: StageRecord) -> None:
         """Forget a process that is proven gone, and keep its log for a while."""
         folder = self._directory.run_dir(record.instance_id)
@@ -122,6 +125,10 @@ class RecordStore:
 
     def log_path(self, instance_id: InstanceId) -> Path:
         return self._directory.run_dir(instance_id) / LOG_FILE
+
+    def noted_phase(self, instance_id: InstanceId) -> Phase | None:
+        """Return the phase that a process entered last, by its own word; None without one."""
+        return noted_phase(self._directory.run_dir(instance_id))
 
     def instances_of(self, slot: SlotKey) -> list[InstanceId]:
         """Return the instances of a slot that have a log, the newest first."""

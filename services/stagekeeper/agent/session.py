@@ -55,6 +55,7 @@ class Session:
 
     Args:
         on_beat: called before each heartbeat; where figures are read.
+        on_registered: called after the first registration of each connection.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Session:
         clock: Clock,
         random: Callable[[], float],
         on_beat: Callable[[], None] = lambda: None,
+        on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._identity = identity
@@ -79,6 +81,7 @@ class Session:
         self._clock = clock
         self._random = random
         self._on_beat = on_beat
+        self._on_registered = on_registered
         self._connection: Connection | None = None
         self._generations = 0
         self._wake = asyncio.Event()
@@ -139,7 +142,7 @@ class Session:
             await self._register(connection)
             await self._beat_for_ever(connection)
         except (CallFailed, SessionLost) as error:
-            self._lose(connection, error)
+            self._lose(connection, str(error))
             raise
         finally:
             await connection.link.close()
@@ -180,11 +183,9 @@ class Session:
         connection.next_heartbeat_s = response.next_heartbeat_s
         self._retry.succeeded()
         for entry in response.refused:
-            shard = copy.request.replica_states[entry.index]
             _log.error(
                 "the supervisor refused an entry",
-                deployment=shard.deployment,
-                stage=shard.stage_name,
+                entry=entry.index,
                 reason=entry.reason,
                 message=entry.message,
             )
@@ -198,6 +199,7 @@ class Session:
                 connection=connection.generation,
                 shards=len(copy.request.replica_states),
             )
+            self._on_registered()
         self._settlements.settle(
             [FailureId(it) for it in response.settled_failure_ids],
             [OperationId(it) for it in response.settled_operation_ids],
@@ -207,8 +209,8 @@ class Session:
         due = self._clock.monotonic() + connection.next_heartbeat_s
         while True:
             self._wake.clear()
-            if connection.lost is not None:
-                raise connection.lost
+            if connection.lost:
+                raise SessionLost(connection.lost)
             self._report_failures(connection)
             now = self._clock.monotonic()
             if self._slice.revision != connection.registered_revision:
@@ -282,25 +284,25 @@ class Session:
                 request, self._settings.heartbeat_timeout_s
             )
         except CallFailed as error:
-            self._lose(connection, error)
+            self._lose(connection, str(error))
             return
         if response.settled:
             self._settlements.settle([failure.failure_id], [])
 
     # --- losing a connection
 
-    def _lose(self, connection: Connection, error: BaseException) -> None:
+    def _lose(self, connection: Connection, why: str) -> None:
         """Drop a connection with all that hangs on it, unless it was dropped already."""
         if self._connection is not connection:
             _log.debug(
                 "a call of a dropped connection failed late",
                 connection=connection.generation,
-                error=str(error),
+                error=why,
             )
             return
         self._connection = None
         connection.registered_revision = 0
-        connection.lost = error
+        connection.lost = why or "lost"
         self._wake.set()
 
     async def _drop_now(self) -> None:

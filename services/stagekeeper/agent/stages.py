@@ -33,6 +33,9 @@ _log = structlog.get_logger(__name__)
 
 _STREAM_RETRY_S: Final = 0.2
 _STREAM_RETRY_CAP_S: Final = 2.0
+_LOOK_S: Final = 0.005
+_QUICK_LOOKS: Final = 1_000
+_SLOW_LOOK_S: Final = 0.1
 
 
 class Stages:
@@ -136,6 +139,7 @@ class Stages:
         """Take in what a process says, as long as it lives; reach it again when the line breaks."""
         handle = stage.handle
         assert handle is not None
+        await _until_served(link, handle)
         wait_s = _STREAM_RETRY_S
         while not handle.has_exited and stage.holds_processes:
             try:
@@ -158,6 +162,18 @@ class Stages:
                     await handle.wait()
             except TimeoutError:
                 wait_s = min(2 * wait_s, _STREAM_RETRY_CAP_S)
+
+
+async def _until_served(link: ControlLink, handle: ProcessHandle) -> None:
+    """Return when a process that starts serves its socket, or has ended.
+
+    A look costs next to nothing, and they soon come seldom. A connection that was tried too early
+    would be tried again only after a back-off, and the first phases would pass unseen.
+    """
+    looks = 0
+    while not link.is_served and not handle.has_exited:
+        await asyncio.sleep(_LOOK_S if looks < _QUICK_LOOKS else _SLOW_LOOK_S)
+        looks += 1
 
 
 def booking_of(stage: StageProcess) -> Booking:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from stagekeeper.core.states import Phase
+
 INSTANCE_ENV = "STAGEKEEPER_INSTANCE_ID"
 """Set in a stage process and inherited by all that it starts: how its processes are told apart."""
 
@@ -19,6 +21,10 @@ START_LINE = b"go\n"
 
 LAUNCH_FILE = "launch.json"
 LOG_FILE = "stage.log"
+
+PHASE_FILE = "phase"
+"""Beside the launch file: the phase that the process entered last. For the failure of a process
+that ended before any agent had heard of it over the socket, which is otherwise the place to ask."""
 
 
 class LaunchDevice(msgspec.Struct, frozen=True):
@@ -62,6 +68,22 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 def write_launch(launch: Launch, path: Path) -> None:
     """Write `launch` to `path`; the caller makes it durable."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(launch)))
+
+
+def note_phase(run_dir: Path, phase: Phase) -> None:
+    """Leave word of the phase that begins. Without it the start goes on all the same."""
+    try:
+        (run_dir / PHASE_FILE).write_text(phase.value)
+    except OSError:
+        pass
+
+
+def noted_phase(run_dir: Path) -> Phase | None:
+    """Read which phase a process entered last; None when it left no word."""
+    try:
+        return Phase((run_dir / PHASE_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def read_launch(path: Path) -> Launch:

@@ -14,12 +14,13 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from stagekeeper.actor.call_context import enter_call, leave_call
 from stagekeeper.core.states import Phase
-from stagekeeper.runtime.launch import Launch
+from stagekeeper.runtime.launch import Launch, note_phase
 from stagekeeper.stage.activity import Activity, Work
 from stagekeeper.stage.stage import Stage, StageHooks, make_stage
 from stagekeeper.stage.vitals import Vitals
@@ -76,6 +77,7 @@ class PhaseRunner:
         work = Work(phase.value, is_call=False)
         self._activity.reset_progress()
         self._activity.begin(work)
+        note_phase(Path(self._launch.run_dir), phase)
         self._vitals.enter_phase(phase)
         try:
             result = await run(work)
