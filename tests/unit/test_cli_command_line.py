@@ -9,6 +9,7 @@ import pytest
 from stagekeeper.cli import later
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.main import run
+from stagekeeper.cli.serving import allowed_entrypoints
 
 
 @pytest.mark.parametrize("verb", sorted(later.VERBS))
@@ -144,3 +145,18 @@ def test_explaining_a_failure_does_not_fail_itself(monkeypatch, capsys):
 
     assert run(["status"]) == ExitCode.BUG
     assert "wheels came off" in capsys.readouterr().err
+
+
+def test_agent_that_others_can_reach_must_be_told_what_it_may_start(tmp_path, capsys):
+    code = run(["agent", f"--state-dir={tmp_path}", "--listen=10.0.0.1:0", "--insecure"])
+
+    assert code == ExitCode.USAGE
+    assert "--allow" in capsys.readouterr().err
+
+
+def test_agent_on_loopback_may_start_everything_and_a_pattern_limits_it():
+    loopback = ("127.0.0.1:0", "127.0.0.1:0")
+
+    assert allowed_entrypoints((), loopback) == ("*",)
+    assert allowed_entrypoints(["m.*"], loopback) == ("m.*",)
+    assert allowed_entrypoints(["m.*"], ("10.0.0.1:0", "10.0.0.1:0")) == ("m.*",)

@@ -7,13 +7,23 @@ is never renamed.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+import structlog
+
+from stagekeeper.cli.exits import usage
 from stagekeeper.cli.service import ready_line, run_service
 
 if TYPE_CHECKING:
     from stagekeeper.agent.settings import AgentSettings
     from stagekeeper.supervisor.settings import SupervisorSettings
+
+_log = structlog.get_logger(__name__)
+
+ALL: Final = ("*",)
+HOST_LOCK_DIR: Final = Path("/run/lock/stagekeeper")
 
 
 def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid: int) -> None:
@@ -34,11 +44,48 @@ def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid
     run_service(service, log_level=log_level, parent_pid=parent_pid)
 
 
+def allowed_entrypoints(allow: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return what an agent may start: everything where only this machine can ask for it.
+
+    Args:
+        addresses: where it is asked; a bare host is one too.
+
+    Raises:
+        CliError: others can ask, and nobody said what for.
+    """
+    from stagekeeper.runtime.server import NotLoopback, check_loopback
+
+    if allow:
+        return tuple(allow)
+    for address in addresses:
+        try:
+            check_loopback(address, insecure=False)
+        except NotLoopback:
+            raise usage(
+                f"{address} can be reached from other machines, so say which entrypoints this "
+                "agent may start: --allow 'my_models.*'"
+            ) from None
+        except ValueError:
+            continue  # the settings say better what is wrong with it
+    return ALL
+
+
+def _limits(settings: AgentSettings) -> Iterator[str]:
+    """Say what this agent does less well, or more freely, than its operator may think."""
+    if settings.allow == ALL:
+        yield "every entrypoint may be started by whoever reaches this machine's loopback (--allow)"
+    if settings.lock_dir != HOST_LOCK_DIR:
+        yield f"locks in {settings.lock_dir} hold only among agents that use the same --lock-dir"
+
+
 def serve_agent(settings: AgentSettings, *, log_level: str, parent_pid: int) -> None:
     """Run an agent until SIGTERM or SIGINT, or until it gives up looking for a supervisor."""
     from stagekeeper.agent.app import run
 
     async def service(stop: asyncio.Event) -> None:
+        for limit in _limits(settings):
+            _log.info(limit)
+
         def announce(address: str) -> None:
             facts = {"worker": settings.worker_id, "address": address}
             print(ready_line("agent", facts), flush=True)

@@ -72,7 +72,7 @@ def agent(
     from stagekeeper.agent.host_lock import default_lock_dir
     from stagekeeper.agent.settings import AgentSettings, default_worker_id
     from stagekeeper.cli.places import absolute, absolute_all, make_state_dir
-    from stagekeeper.cli.serving import serve_agent
+    from stagekeeper.cli.serving import allowed_entrypoints, serve_agent
     from stagekeeper.core.ids import ClusterName, WorkerId
 
     settings = AgentSettings(
@@ -85,7 +85,8 @@ def agent(
         lock_dir=absolute(lock_dir) if lock_dir else default_lock_dir(),
         devices=tuple(devices or ()),
         pythonpath=absolute_all(pythonpath or ()),
-        allow=tuple(allow or ("*",)),
+        # Without --insecure the settings refuse such addresses altogether.
+        allow=allowed_entrypoints(allow or (), (listen, advertise or listen) if insecure else ()),
         max_wait_s=max_wait,
         operation_lease_s=operation_lease_s,
         stop_budget_s=stop_budget_s,
