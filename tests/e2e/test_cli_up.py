@@ -94,6 +94,7 @@ async def test_killed_up_leaves_the_stages_to_the_next_one(up: Up) -> None:
 
     second = await up.serving(spec)
     assert up.stage_processes() == stages
+    assert "took over 2 running stages" in second.output
     assert "echo: READY, 1 replica: nothing to do" in second.output
 
     second.send(signal.SIGTERM)

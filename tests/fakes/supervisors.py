@@ -170,7 +170,7 @@ async def _serve(state_dir: str, endpoint: str) -> None:
     await run(
         settings,
         stop=asyncio.Event(),
-        ready=lambda endpoint, workers: print(endpoint, workers, flush=True),
+        ready=lambda it: print(it.endpoint, it.worker_address, flush=True),
     )
 
 

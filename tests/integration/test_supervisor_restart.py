@@ -284,7 +284,7 @@ async def test_store_that_another_reign_took_ends_the_supervisor(tmp_path):
         run(
             settings,
             stop=asyncio.Event(),
-            ready=lambda endpoint, workers: ready.put_nowait(endpoint),
+            ready=lambda supervisor: ready.put_nowait(supervisor.endpoint),
         )
     )
     endpoint = await asyncio.wait_for(ready.get(), 20)
@@ -299,18 +299,17 @@ async def test_store_that_another_reign_took_ends_the_supervisor(tmp_path):
 
 
 async def test_run_ends_when_it_is_told_to(tmp_path):
-    stop, ready = asyncio.Event(), asyncio.Queue[tuple[str, str]]()
+    stop, ready = asyncio.Event(), asyncio.Queue[Supervisor]()
     settings = SupervisorSettings(endpoint="127.0.0.1:0", state_dir=tmp_path)
-    running = asyncio.create_task(
-        run(settings, stop=stop, ready=lambda *addresses: ready.put_nowait(addresses))
-    )
-    endpoint, workers = await asyncio.wait_for(ready.get(), 20)
-    async with channel_to(endpoint) as channel:
+    running = asyncio.create_task(run(settings, stop=stop, ready=ready.put_nowait))
+    supervisor = await asyncio.wait_for(ready.get(), 20)
+    async with channel_to(supervisor.endpoint) as channel:
         answer = await discovery_service_pb2_grpc.DiscoveryServiceStub(channel).GetSupervisor(
             discovery_service_pb2.GetSupervisorRequest()
         )
     assert answer.cluster == "default"
-    assert answer.worker_address == workers
+    assert answer.worker_address == supervisor.worker_address
+    assert answer.epoch.number == supervisor.epoch.number
     assert answer.mode == types_pb2.MODE_NORMAL
     began = time.monotonic()
     stop.set()

@@ -69,6 +69,7 @@ class Agent:
     Attributes:
         registered: set once a supervisor has taken the first registration of this life.
         failed: gets the error that the agent cannot go on after.
+        adopted_count: stages that an earlier life left and this one took over, once started.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Agent:
         self._owner = TaskOwner("agent", self._task_failed)
         self._locks: list[FileLock] = []
         self._figures_read_at = float("-inf")
+        self.adopted_count = 0
         self.registered = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -212,6 +214,7 @@ class Agent:
         adopted = await Adoption(self._stages, self._operations, store, deaths, self._stopping).run(
             found, operation_files, wait_s=settings.adopt_wait_s
         )
+        self.adopted_count = adopted.held_count
         _log.info(
             "taken over",
             worker=settings.worker_id,
@@ -333,14 +336,14 @@ async def run(
     settings: AgentSettings,
     *,
     stop: asyncio.Event,
-    ready: Callable[[str], None],
+    ready: Callable[[Agent], None],
 ) -> None:
     """Run one agent until `stop` is set.
 
     Args:
         stop: set by whoever runs this, on SIGTERM for one.
-        ready: called once with the address of `AgentService`, when all is taken over and a
-            supervisor has taken the first registration: from then on it can be used.
+        ready: called once with the agent, when all is taken over and a supervisor has taken the
+            first registration: from then on it can be used.
 
     Raises:
         SupervisorNotFound: none was found within `max_wait_s`.
@@ -354,7 +357,7 @@ async def run(
     try:
         await asyncio.wait({*ends, registered}, return_when=asyncio.FIRST_COMPLETED)
         if registered.done():
-            ready(agent.address)
+            ready(agent)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if agent.failed.done():
             agent.failed.result()

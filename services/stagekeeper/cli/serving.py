@@ -28,13 +28,14 @@ HOST_LOCK_DIR: Final = Path("/run/lock/stagekeeper")
 
 def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid: int) -> None:
     """Run a supervisor until SIGTERM or SIGINT."""
-    from stagekeeper.supervisor.app import run
+    from stagekeeper.supervisor.app import Supervisor, run
 
     async def service(stop: asyncio.Event) -> None:
-        def announce(endpoint: str, workers: str) -> None:
+        def announce(supervisor: Supervisor) -> None:
             facts = {
-                "endpoint": endpoint,
-                "workers": workers,
+                "endpoint": supervisor.endpoint,
+                "workers": supervisor.worker_address,
+                "epoch": supervisor.epoch,
                 "state": settings.state_dir or "none",
             }
             print(ready_line("supervisor", facts), flush=True)
@@ -80,14 +81,19 @@ def _limits(settings: AgentSettings) -> Iterator[str]:
 
 def serve_agent(settings: AgentSettings, *, log_level: str, parent_pid: int) -> None:
     """Run an agent until SIGTERM or SIGINT, or until it gives up looking for a supervisor."""
-    from stagekeeper.agent.app import run
+    from stagekeeper.agent.app import Agent, run
 
     async def service(stop: asyncio.Event) -> None:
         for limit in _limits(settings):
             _log.info(limit)
 
-        def announce(address: str) -> None:
-            facts = {"worker": settings.worker_id, "address": address}
+        def announce(agent: Agent) -> None:
+            facts = {
+                "worker": settings.worker_id,
+                "address": agent.address,
+                "incarnation": agent.identity.incarnation,
+                "adopted": agent.adopted_count,
+            }
             print(ready_line("agent", facts), flush=True)
 
         await run(settings, stop=stop, ready=announce)

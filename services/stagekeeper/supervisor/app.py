@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from stagekeeper.core.commands import AgentTarget
-from stagekeeper.core.ids import ClusterName, Epoch, WorkerId
+from stagekeeper.core.ids import NO_EPOCH, ClusterName, Epoch, WorkerId
 from stagekeeper.core.registry import Registry
 from stagekeeper.runtime.clock import Clock, SystemClock
 from stagekeeper.runtime.server import Server, split_address
@@ -62,6 +62,7 @@ class Supervisor:
     Attributes:
         endpoint: the stable address with its real port, once started.
         worker_address: where SupervisorService is, as agents are told it, once started.
+        epoch: the reign that it began with, once started; a worker may have shown a higher one.
         failed: done with an exception when the supervisor cannot go on and must be stopped.
     """
 
@@ -71,6 +72,7 @@ class Supervisor:
         self._opened = AsyncExitStack()
         self.endpoint = ""
         self.worker_address = ""
+        self.epoch = NO_EPOCH
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -98,6 +100,7 @@ class Supervisor:
         stored = store.load()
         epoch = Epoch(stored.epoch.number + 1, os.urandom(16).hex())
         store.seize(epoch)
+        self.epoch = epoch
         registry = self._registry(store, stored, epoch)
         progress, channels = ProgressHub(), AgentChannels()
 
@@ -209,7 +212,7 @@ async def run(
     settings: SupervisorSettings,
     *,
     stop: asyncio.Event,
-    ready: Callable[[str, str], None],
+    ready: Callable[[Supervisor], None],
     clock: Clock | None = None,
 ) -> None:
     """Run one supervisor until `stop` is set.
@@ -217,7 +220,7 @@ async def run(
     Args:
         settings: checked already.
         stop: set by whoever runs this, on SIGTERM for one.
-        ready: called once with (endpoint, worker-facing address) when everything answers.
+        ready: called once with the supervisor when everything answers.
         clock: time, handed in.
 
     Raises:
@@ -229,7 +232,7 @@ async def run(
     await supervisor.start()
     stopping = asyncio.create_task(stop.wait(), name="supervisor/stop")
     try:
-        ready(supervisor.endpoint, supervisor.worker_address)
+        ready(supervisor)
         ends: set[asyncio.Future[Any]] = {stopping, supervisor.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if supervisor.failed.done():
