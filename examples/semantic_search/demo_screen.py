@@ -89,27 +89,34 @@ class Screen:
 
 
 class _Output(io.TextIOBase):
-    """Standard output for as long as somebody reads it."""
+    """Standard output for as long as somebody reads it.
+
+    It keeps the stream that it found: while something moves, rich puts one of its own in the place
+    of `sys.stdout`, and that writes to us.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stdout
 
     def write(self, text: str) -> int:
         with self._while_read():
-            sys.stdout.write(text)
+            self._stream.write(text)
         return len(text)
 
     def write_bytes(self, output: bytes) -> None:
         with self._while_read():
             while output:
-                output = output[os.write(sys.stdout.fileno(), output) :]
+                output = output[os.write(self._stream.fileno(), output) :]
 
     def flush(self) -> None:
         with self._while_read():
-            sys.stdout.flush()
+            self._stream.flush()
 
     def isatty(self) -> bool:
-        return sys.stdout.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return sys.stdout.fileno()
+        return self._stream.fileno()
 
     @contextlib.contextmanager
     def _while_read(self) -> Iterator[None]:
@@ -119,5 +126,5 @@ class _Output(io.TextIOBase):
             # What is still in the buffer goes nowhere, too, so that the interpreter's own flush at
             # its end finds nothing to complain about.
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
+            os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import re
 import shutil
 import signal
 import sys
 import tempfile
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +98,40 @@ async def test_two_demos_at_once_keep_every_law_and_leave_nothing(directory: Pat
         assert "✘" not in demo.output
         assert demo.processes() == {}
         assert list(demo.directory.iterdir()) == []
+
+
+async def test_demo_in_a_terminal_draws_and_ends_as_in_a_pipe(directory: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.e2e.small_demo"),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(directory), "TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    async with asyncio.timeout(WITHIN_S):
+        output = await asyncio.to_thread(_read_all, ours)
+        assert await process.wait() == 0, output
+    os.close(ours)
+
+    assert "\x1b[1A" in output  # lines were drawn anew, by `up` and by the demo itself
+    assert "listed again after" in output and "✔ all answered" in output
+    assert processes_naming(str(directory)) == {}
+
+
+def _read_all(terminal: int) -> str:
+    """Read until the terminal's last writer is gone, which is told as an error."""
+    output = b""
+    while True:
+        try:
+            data = os.read(terminal, 65_536)
+        except OSError:
+            data = b""
+        if not data:
+            return output.decode(errors="replace")
+        output += data
 
 
 async def test_demo_fails_and_names_the_law_when_a_stage_is_killed(directory: Path) -> None:
