@@ -16,6 +16,8 @@ import pytest
 
 from stagekeeper.client import Client, DeployFailed, NotFound, StagekeeperError
 from stagekeeper.core.states import Phase
+from stagekeeper.runtime.crash_points import SUPERVISOR_POINTS
+from stagekeeper.runtime.crash_points import VARIABLE as KILL_AT
 from stagekeeper.v1 import types_pb2
 from tests.e2e.specs import Spec, chain, echo
 from tests.harness.cluster import Cluster
@@ -42,8 +44,6 @@ START_POINTS = (
 ROLLBACK_POINTS = ("rollback-written", "stopping-written", "stop-gone", "rolled-back")
 STOP_POINTS = ("stopping-written", "stop-asked", "stop-gone", "stopped", "stopping-written#2")
 FAILURE_POINTS = ("failure-spooled", "failed-written")
-
-KILL_AT = "STAGEKEEPER_TEST_KILL_AT"
 
 
 @pytest.mark.parametrize("point", START_POINTS)
@@ -121,6 +121,34 @@ async def test_supervisor_killed_while_a_stage_is_in_a_phase(
         for each in Phase:
             (_gates(cluster) / f"{each}.open").touch()
         await _settled(cluster, client, _gated(cluster))
+
+
+@pytest.mark.parametrize("point", SUPERVISOR_POINTS)
+async def test_supervisor_killed_during_a_creation(cluster: Cluster, point: str) -> None:
+    await cluster.start_supervisor(env={KILL_AT: point})
+    assert cluster.supervisor is not None
+    await cluster.start_agent()
+    async with cluster.client() as client:
+        creation = asyncio.create_task(_deployed(client, chain()))
+        assert await cluster.supervisor.ended() == -signal.SIGKILL
+        await cluster.start_supervisor()
+        await creation
+        await _settled(cluster, client, chain())
+
+
+async def test_supervisor_killed_when_a_deletion_was_written(cluster: Cluster) -> None:
+    # The first wish is the creation, the second says that it is over, the third is the deletion.
+    await cluster.start_supervisor(env={KILL_AT: "desired-written#3"})
+    assert cluster.supervisor is not None
+    await cluster.start_agent()
+    async with cluster.client() as client:
+        await client.deploy(chain())
+        deletion = asyncio.create_task(client.delete("chain"))
+        assert await cluster.supervisor.ended() == -signal.SIGKILL
+        await cluster.start_supervisor()
+        await asyncio.wait([deletion])
+        await wait_for(lambda: _is_gone(client, "chain"), "the deployment is gone")
+        await _nothing_left(cluster, client)
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -66,7 +66,9 @@ class Cluster:
                 pass
         return not left
 
-    async def start_supervisor(self, *flags: str, ready: bool = True) -> Program:
+    async def start_supervisor(
+        self, *flags: str, env: dict[str, str] | None = None, ready: bool = True
+    ) -> Program:
         """Start the supervisor, at the same endpoint as before if there was one."""
         self.supervisor = Program(
             "supervisor",
@@ -78,7 +80,7 @@ class Cluster:
                 *flags,
             ],
             self.directory / "supervisor.log",
-            self._env,
+            {**self._env, **(env or {})},
         )
         if ready:
             found = await self.supervisor.line(r"supervisor ready: endpoint=(\S+) workers=(\S+)")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from stagekeeper.agent import crash_points
 from stagekeeper.agent.ending import kill_processes, stream_end
 from stagekeeper.agent.failures import LOG_LINES, FailureSpool, make_failure
 from stagekeeper.agent.log_tail import last_lines
@@ -25,6 +24,7 @@ from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import WorkerId
 from stagekeeper.core.model import ExitInfo, Failure
 from stagekeeper.core.states import ShardState
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 
 _log = structlog.get_logger(__name__)

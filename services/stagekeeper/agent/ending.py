@@ -14,10 +14,10 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent import crash_points
 from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.launch import INSTANCE_ENV
 from stagekeeper.runtime.process import ProcessHandle, ProcessIdentity, find_members
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent import crash_points
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.initializer import run_init_async
 from stagekeeper.agent.operation import Operation
@@ -26,6 +25,7 @@ from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, StageId
 from stagekeeper.core.model import OperationPlan, RollbackRecord, StageStart
+from stagekeeper.runtime import crash_points
 
 _log = structlog.get_logger(__name__)
 

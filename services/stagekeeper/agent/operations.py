@@ -16,7 +16,6 @@ from contextlib import contextmanager
 
 import structlog
 
-from stagekeeper.agent import crash_points
 from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operation_start import OperationStart
@@ -28,6 +27,7 @@ from stagekeeper.core.errors import FieldProblem, InitError, Reason, Refused, ba
 from stagekeeper.core.ids import OperationId
 from stagekeeper.core.model import Failure, OperationPlan, OperationRecord
 from stagekeeper.core.states import OperationState, ShardState
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)

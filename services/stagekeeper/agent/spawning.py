@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
-from stagekeeper.agent import crash_points
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.records import RecordStore, StageRecord
@@ -23,6 +22,7 @@ from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, InstanceId
 from stagekeeper.core.model import Device, OperationPlan, ShardRecord, StageStart
 from stagekeeper.core.states import ShardState
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.launch import INSTANCE_ENV, START_LINE, Launch, LaunchDevice
 from stagekeeper.runtime.process import WaitingProcess, boot_id, spawn
@@ -45,6 +45,9 @@ _PASSED_ON: Final = (
     "SSL_CERT_DIR",
 )
 """What a stage sees of its agent's environment; everything else comes from its spec."""
+
+RUN_DIR_ENV: Final = "STAGEKEEPER_RUN_DIR"
+"""Tells the folder of the instance, to all that the stage starts and to people who look at them."""
 
 
 class Spawner:
@@ -192,4 +195,5 @@ class Spawner:
             env["PYTHONPATH"] = os.pathsep.join(folders)
         env |= dict(start.spec.env)
         env[INSTANCE_ENV] = instance_id
+        env[RUN_DIR_ENV] = str(self._settings.directory.run_dir(instance_id))
         return env

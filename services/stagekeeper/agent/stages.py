@@ -14,7 +14,6 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent import crash_points
 from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.ending import end_processes
@@ -25,6 +24,7 @@ from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId, OperationId, SlotKey
 from stagekeeper.core.model import ShardRecord
 from stagekeeper.core.states import ShardState
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.process import ProcessHandle
 from stagekeeper.runtime.tasks import TaskOwner

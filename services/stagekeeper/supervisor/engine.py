@@ -34,6 +34,7 @@ from stagekeeper.core.commands import (
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.events import Event, HeartbeatReceived, Ticked
 from stagekeeper.core.registry import Registry
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.supervisor.pulse import Pulse
 from stagekeeper.supervisor.store import Store, StoreFailed
@@ -175,6 +176,8 @@ class Engine:
         for write in writes:
             if isinstance(write, SaveEpoch):
                 self._stored_epoch = write.epoch
+            elif isinstance(write, SaveDeployment):
+                crash_points.reached("desired-written")
 
     def _fail(self, error: StoreFailed) -> None:
         if self._failure is None:

@@ -18,6 +18,7 @@ from stagekeeper.core.errors import Refused
 from stagekeeper.core.events import OperationEnded
 from stagekeeper.core.model import OperationRecord
 from stagekeeper.core.states import OperationState
+from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.convert import operation_from_proto, plan_to_proto
 from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
@@ -27,11 +28,16 @@ _log = structlog.get_logger(__name__)
 
 _S = OperationState
 _STEPS = (
-    (agent_pb2.OPERATION_STEP_RESERVE, {_S.RESERVED, _S.STARTING, _S.STARTED, _S.COMMITTED}),
-    (agent_pb2.OPERATION_STEP_START, {_S.STARTED, _S.COMMITTED}),
-    (agent_pb2.OPERATION_STEP_COMMIT, {_S.COMMITTED}),
+    (
+        agent_pb2.OPERATION_STEP_RESERVE,
+        {_S.RESERVED, _S.STARTING, _S.STARTED, _S.COMMITTED},
+        "operation-reserved",
+    ),
+    (agent_pb2.OPERATION_STEP_START, {_S.STARTED, _S.COMMITTED}, "operation-started"),
+    (agent_pb2.OPERATION_STEP_COMMIT, {_S.COMMITTED}, "operation-committed"),
 )
-"""Each step, and the states in which it has ended well; a repeat may find the operation further."""
+"""Each step, the states in which it has ended well (a repeat may find the operation further), and
+the hand-off point behind it."""
 
 
 class OperationRun:
@@ -68,10 +74,11 @@ class OperationRun:
         try:
             for stop in self._command.stop_first:
                 await self._calls.stop_slot(stop, self._stop_timeout_s)
-            for step, good_states in _STEPS:
+            for step, good_states, hand_off in _STEPS:
                 record = await self._take(step)
                 if record.state not in good_states:
                     break
+                crash_points.reached(hand_off)
         except AgentError as error:
             _log.warning("an operation ended", operation=plan.operation_id, why=str(error))
             return OperationEnded(plan.operation_id, record, str(error), error.reason)

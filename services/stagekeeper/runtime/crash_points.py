@@ -15,7 +15,7 @@ from typing import Final
 
 VARIABLE: Final = "STAGEKEEPER_TEST_KILL_AT"
 
-POINTS: Final = (
+AGENT_POINTS: Final = (
     "reserve-written",  # the operation is on disk, nothing is spawned
     "starting-written",  # it is on disk as STARTING, nothing is spawned
     "intent-written",  # a stage's intent is on disk, no process exists
@@ -37,13 +37,25 @@ POINTS: Final = (
     "failure-spooled",  # a stage died, its failure is on disk, its record does not say so
     "failed-written",  # its record says so, what is left of it was not killed
 )
-"""Every point, in the order of a stage's life."""
+"""The agent's points, in the order of a stage's life."""
+
+SUPERVISOR_POINTS: Final = (
+    "desired-written",  # a wish is in the store, nothing was done about it, nobody was answered
+    "operation-reserved",  # the agent has reserved, and was not told to start
+    "operation-started",  # every stage is READY, and nothing is committed
+    "operation-committed",  # the agent has committed, and the registry does not know
+)
+"""The supervisor's points, in the order of a creation."""
+
+_POINTS: Final = AGENT_POINTS + SUPERVISOR_POINTS
 
 _WANTED, _, _TIMES = os.environ.get(VARIABLE, "").partition("#")
 _reached: Counter[str] = Counter()
 
-if _WANTED and _WANTED not in POINTS:
-    raise ValueError(f"{VARIABLE}={_WANTED} names no hand-off point; there are {', '.join(POINTS)}")
+if _WANTED and _WANTED not in _POINTS:
+    raise ValueError(
+        f"{VARIABLE}={_WANTED} names no hand-off point; there are {', '.join(_POINTS)}"
+    )
 
 
 def reached(point: str) -> None:
