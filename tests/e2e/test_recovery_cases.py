@@ -22,6 +22,7 @@ from tests.e2e.specs import chain, echo
 from tests.e2e.traffic import traffic
 from tests.fakes.hand_worker import HandWorker, shard
 from tests.harness.cluster import Cluster
+from tests.harness.roster import roster_written
 from tests.harness.waiting import wait_for
 
 
@@ -174,6 +175,7 @@ async def test_recovery_R14_replica_that_dies_while_its_supervisor_recovers_is_f
         await cluster.workers_alive(2, client)
         await client.deploy({**echo(), "placement": {"workers": ["node-1"]}})
         pid = (await client.get("echo")).replicas[0].shards[0].record.pid
+        await roster_written(cluster.directory / "s", 2)
         assert cluster.supervisor is not None
         cluster.supervisor.kill()
         cluster.agents["node-2"].kill()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
-from pathlib import Path
 
 import pytest
 
 from stagekeeper import client as sdk
 from stagekeeper.client import Client, parse_spec
-from stagekeeper.supervisor.store import FILE_NAME
 from stagekeeper.v1 import types_pb2 as types
 from stagekeeper.v1.deployment_service_pb2 import CreationAccepted
 from tests.fakes.fake_agent import FakeAgent
 from tests.fakes.hand_worker import HandWorker, shard
 from tests.fakes.stage_server import StageServer
 from tests.fakes.supervisors import SupervisorProcess, reigns, spec
+from tests.harness.roster import roster_written
 from tests.harness.waiting import wait_for
 
 
@@ -46,17 +44,6 @@ def _worker(endpoint: str, replica: int, stage: StageServer) -> HandWorker:
     )
 
 
-async def _roster_on_disk(state_dir: Path, worker_count: int) -> None:
-    """Wait until a successor would know its workers; the list is written now and then."""
-
-    def is_on_disk() -> bool:
-        with contextlib.closing(sqlite3.connect(state_dir / FILE_NAME)) as store:
-            (count,) = store.execute("SELECT count(*) FROM roster").fetchone()
-        return count == worker_count
-
-    await wait_for(is_on_disk, "the roster is on disk")
-
-
 async def test_deploy_is_seen_by_every_client_at_once_and_delete_ends_it(tmp_path):  # U26
     async with (
         reigns(tmp_path) as supervisor,
@@ -72,7 +59,7 @@ async def test_deploy_is_seen_by_every_client_at_once_and_delete_ends_it(tmp_pat
         assert {type(event).__name__ for event in told[1:]} == {"StageProgress"}
         assert (await other.get("m")).state == types.DEPLOYMENT_STATE_READY
         # Nobody serves at the address, but the route is known: the call is not refused as unknown.
-        with pytest.raises(sdk.StagekeeperError, match="cannot be reached"):
+        with pytest.raises((sdk.Unavailable, sdk.DeadlineExceeded)):
             await other.call("m", "run", timeout=1)
         assert await client.deploy(spec(replicas=2), timeout=30) is not None
         with pytest.raises(sdk.NameTaken, match="delete"):
@@ -138,7 +125,7 @@ async def test_creation_is_followed_over_a_kill(tmp_path):
             )
             await asyncio.wait_for(accepted.wait(), 20)
             await wait_for(lambda: "START m/0" in agent.calls, "the start is under way")
-            await _roster_on_disk(tmp_path, 1)
+            await roster_written(tmp_path, 1)
             await supervisor.kill()
             await supervisor.start()
             await agent.register()
@@ -193,7 +180,7 @@ async def test_calls_never_fail_while_the_supervisor_is_killed_again_and_again(t
 
             loads = [asyncio.create_task(load()) for _ in range(8)]
             for _ in range(2):
-                await _roster_on_disk(tmp_path, 2)
+                await roster_written(tmp_path, 2)
                 await supervisor.kill()
                 await supervisor.start()
                 for worker in workers:
