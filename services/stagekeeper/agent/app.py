@@ -29,6 +29,7 @@ from stagekeeper.agent.host_lock import FileLock, make_lock_dir, take_worker_loc
 from stagekeeper.agent.host_memory import parse_devices
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.agent.ledger import Ledger
+from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
@@ -183,6 +184,12 @@ class Agent:
         self._stages = Stages(
             records, self._ledger, deaths, self._owner, self._clock, self._slice.changed
         )
+        self._liveness = Liveness(
+            self._owner,
+            self._clock,
+            busy_after_s=settings.busy_after_s,
+            stall_after_s=settings.stall_after_s,
+        )
         spawner = Spawner(
             settings,
             records,
@@ -280,7 +287,7 @@ class Agent:
         """Look at each stage's signs of life; at its memory less often, which costs more."""
         self._oom.look()
         for stage in self._stages:
-            stage.look_at_busy(self._settings.busy_after_s, self._settings.stall_after_s)
+            self._liveness.look(stage)
         now = self._clock.monotonic()
         if now - self._figures_read_at < _FIGURES_INTERVAL_S:
             return

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb2
@@ -42,6 +43,7 @@ class ControlLink:
         self._instance_id = instance_id
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub = control_grpc.StageControlServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     @property
     def is_served(self) -> bool:
@@ -69,6 +71,17 @@ class ControlLink:
         request = control_pb2.SetPeersRequest(instance_id=self._instance_id, peers=peers)
         with _link_errors():
             await self._stub.SetPeers(request, timeout=timeout_s)
+
+    async def answers(self, timeout_s: float) -> None:
+        """Return when the process has answered anything at all.
+
+        Raises:
+            LinkError: it did not in time, or the line is broken.
+        """
+        with _link_errors():
+            await self._health.Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
+            )
 
     async def end(self, budget_s: float, reason: str, timeout_s: float) -> None:
         """Ask the process to end.

@@ -75,6 +75,9 @@ class StageProcess:
         gone: set once all that belonged to it is proven gone.
         killing: held by the one that kills what is left of it.
         stream_ended: not set while the process tells its state.
+        last_sign_at: when it was last heard, on the monotonic clock.
+        has_work, told_busy_for_s: as it said then.
+        question_is_open, looks_without_answer: it was asked for its health (`liveness`).
     """
 
     def __init__(
@@ -102,8 +105,10 @@ class StageProcess:
         self.stream_ended = asyncio.Event()
         self.stream_ended.set()
         self.last_sign_at = clock.monotonic()
-        self._has_work = False
-        self._busy_for_s: float | None = None
+        self.has_work = False
+        self.told_busy_for_s: float | None = None
+        self.question_is_open = False
+        self.looks_without_answer = 0
 
     @property
     def record(self) -> StageRecord:
@@ -189,8 +194,8 @@ class StageProcess:
     def saw(self, message: control_pb2.WatchStageResponse) -> None:
         """Take in what the process says of itself."""
         self.last_sign_at = self._clock.monotonic()
-        self._has_work = message.in_flight > 0 or message.state == types_pb2.SHARD_STATE_STARTING
-        self._busy_for_s = message.busy_for_s if message.HasField("busy_for_s") else None
+        self.has_work = message.in_flight > 0 or message.state == types_pb2.SHARD_STATE_STARTING
+        self.told_busy_for_s = message.busy_for_s if message.HasField("busy_for_s") else None
         if message.state == types_pb2.SHARD_STATE_FAILED and self.raised is None:
             self.raised = RaisedInStart(
                 phase=phase_from_proto(message.phase),
@@ -205,21 +210,11 @@ class StageProcess:
             return
         self._follow(state, message)
 
-    def look_at_busy(self, busy_after_s: float, stall_after_s: float) -> None:
-        """Judge by the time since the last sign of life; called at each heartbeat.
-
-        A process that cannot even say that it is busy (it holds the interpreter's lock) is judged
-        by its silence since it took its work.
-        """
-        silent_for_s = self._clock.monotonic() - self.last_sign_at
-        busy_for_s = (self._busy_for_s or 0.0) + silent_for_s if self._has_work else 0.0
-        is_busy = self.state in _FOLLOWS_PROCESS and busy_for_s >= busy_after_s
-        self.update(busy_for_s=busy_for_s if is_busy else None)
-        if self.state is ShardState.READY and self._has_work and silent_for_s >= stall_after_s:
-            self.move(
-                ShardState.STALLED,
-                state_reason=f"it has work, and showed no sign of life for {silent_for_s:.0f} s",
-            )
+    def shows_life(self) -> None:
+        """Note that the process did something just now; a STALLED one is READY again."""
+        self.last_sign_at = self._clock.monotonic()
+        if self.state is ShardState.STALLED:
+            self.move(ShardState.READY, state_reason="")
 
     def _follow(self, state: ShardState, message: control_pb2.WatchStageResponse) -> None:
         changes: dict[str, Any] = {

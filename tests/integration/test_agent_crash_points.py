@@ -1,0 +1,121 @@
+"""The agent killed by a kernel's hand at each hand-off point: the next one settles what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stagekeeper.runtime.crash_points import AGENT_POINTS as POINTS
+from stagekeeper.runtime.crash_points import VARIABLE
+from stagekeeper.v1 import types_pb2
+from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
+from tests.fakes.overseer import Overseer, plan, stage
+from tests.harness.waiting import wait_for
+
+COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
+ENDED = (COMMITTED, types_pb2.OPERATION_STATE_ROLLED_BACK)
+
+IN_A_ROLLBACK = {"rollback-written", "rolled-back"}
+IN_A_DEATH = {"failure-spooled", "failed-written"}
+
+
+@pytest.fixture
+async def overseer() -> AsyncIterator[Overseer]:
+    async with Overseer() as overseer:
+        yield overseer
+
+
+@pytest.fixture
+async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
+    async with home_at(overseer.endpoint) as home:
+        yield home
+
+
+async def drive(overseer: Overseer, point: str) -> None:
+    """Do what leads past the point: a start (that fails), a death, a stop."""
+    second = "sample_stages:Broken" if point in IN_A_ROLLBACK else "sample_stages:Family"
+    p = plan(stage("a", device="cpu:0"), stage("b", second, device="cpu:0"), stage("c"))
+    await overseer.bring_up(p)
+    await overseer.hears(lambda it: len(it.replica_states) == 3, "all are up")
+    if point in IN_A_DEATH:
+        os.kill(overseer.shards["b"].pid, signal.SIGKILL)
+        await asyncio.sleep(60)
+    for stage_id in range(3):
+        await overseer.stop(stage_id)
+
+
+@pytest.mark.parametrize("point", [*POINTS, "intent-written#2", "spawned#3", "stop-gone#2"])
+async def test_killed_at_a_point_nothing_is_left_unsettled(
+    overseer: Overseer, home: AgentHome, point: str
+) -> None:
+    """recovery-R49, recovery-R12, recovery-U12, recovery-U13"""
+    agent = await AgentProcess.start(home, env={VARIABLE: point})
+    await overseer.hears(lambda it: it.agent_address, "it registers")
+    driving = asyncio.create_task(drive(overseer, point))
+    try:
+        assert await agent.ended() == -signal.SIGKILL
+    finally:
+        driving.cancel()
+        await asyncio.wait({driving})
+
+    async with agent_in(home):
+        held = {shard.instance_id for shard in overseer.last.replica_states}
+        # Every process that lives is reported, or is being ended.
+        await wait_for(lambda: _instances(home) <= held, "no process is unknown")
+        for operation in list(overseer.last.operations):
+            if operation.state not in ENDED:
+                await overseer.cancel(operation.operation_id)
+        await overseer.hears(lambda it: not it.operations, "no operation is open")
+        await overseer.hears(
+            lambda it: all(
+                shard.committed and shard.state != types_pb2.SHARD_STATE_STOPPING
+                for shard in it.replica_states
+            ),
+            "what is held is committed",
+        )
+        for shard in list(overseer.last.replica_states):
+            await overseer.stop(shard.stage_id)
+        await overseer.hears(lambda it: not it.replica_states, "nothing is held")
+        assert home.processes == {}
+        assert {device.reserved_bytes for device in overseer.last.devices} == {0}
+        assert len(overseer.failures) == len(
+            {(it.origin.instance_id) for it in overseer.failures.values()}
+        ), "one death was told twice"
+        again = plan(stage("a", device="cpu:0"), stage("b"), n=2)
+        assert (await overseer.bring_up(again)).state == COMMITTED
+
+
+def _instances(home: AgentHome) -> set[str]:
+    """The instances that processes of this home belong to."""
+    found = set()
+    for pid in home.processes:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = file.read().decode().split("\0")
+        except OSError:
+            continue
+        found |= {
+            word.partition("=")[2] for word in words if word.startswith("STAGEKEEPER_INSTANCE_ID=")
+        }
+    return found
+
+
+def test_every_point_is_reached_somewhere() -> None:
+    """A point that nobody reaches any more would be a test that cannot fail."""
+    from pathlib import Path
+
+    import stagekeeper.agent
+
+    folder = Path(stagekeeper.agent.__path__[0])
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
+    assert [point for point in POINTS if f'reached("{point}")' not in source] == []
+
+
+async def test_name_that_is_no_point_is_refused(overseer: Overseer, home: AgentHome) -> None:
+    agent = await AgentProcess.start(home, env={VARIABLE: "nowhere"})
+
+    assert await agent.ended() == 1
