@@ -307,6 +307,7 @@ def check_books(cluster: Cluster) -> None:
         (name, index) for name, indexes in cluster.indexes.items() for index in indexes
     }
     assert not cluster.touched and not cluster.touched_names and not cluster.due
+    assert {key.deployment for key in cluster.notes} <= cluster.desired.keys()
     assert not cluster.writes and not cluster.work
     running = cluster.operations.by_id.values()
     assert {it.plan.replica: it for it in running} == cluster.operations.by_replica

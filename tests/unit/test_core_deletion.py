@@ -230,6 +230,18 @@ def test_a_start_that_was_committed_in_spite_of_its_cancellation_is_stopped() ->
     assert stops(told) == [("w1", "m", 0, 0, plan.generation.n)]
 
 
+def test_a_start_that_is_committed_by_its_report_is_stopped_while_it_is_cancelled() -> None:
+    world = World()
+    world.register()
+    (plan,) = world.deploy(spec())
+    world.register(shards=started_shards(plan), revision=2)
+
+    told = world.delete()
+
+    assert cancels(told) == [("w1", plan.operation_id)]
+    assert stops(told) == [("w1", "m", 0, 0, plan.generation.n)]
+
+
 def test_leftovers_of_a_rollback_are_stopped_too() -> None:
     world = World()
     world.register()

@@ -185,6 +185,39 @@ def test_an_older_set_is_kept_while_its_successors_worker_is_silent() -> None:
     assert stops(world.apply_beat("w2")) == [("w1", "m", 0, 0, 1)]
 
 
+def test_an_older_set_is_kept_while_neither_is_ready() -> None:
+    world = World(desired=[desired()], is_new=True)
+    world.register("w1", [shard(n=1, state=ShardState.ADOPTING)])
+
+    assert stops(world.register("w2", [shard(n=2, state=ShardState.ADOPTING)])) == []
+
+
+def test_a_ready_replica_with_an_interrupted_start_beside_it_has_the_start_cancelled() -> None:
+    world = World(desired=[desired()], is_new=True)
+    half = shard(n=2, committed=False, state=ShardState.STARTING)
+
+    told = world.register(shards=[shard(n=1), half], operations=(operation(2),))
+
+    assert cancels(told) == [("w1", "4-x-2")]
+    assert world.view().state is DeploymentState.READY
+
+
+def test_a_start_that_was_committed_and_then_died_tells_its_own_cause() -> None:
+    world = World()
+    world.register()
+    (plan,) = world.deploy(spec())
+    world.end(plan, OperationState.ROLLED_BACK, reason="an old story")
+    (plan,) = world.deploy(spec())
+    world.end(plan)
+
+    dead = started_shards(plan, state=ShardState.FAILED, state_reason="signal 9")
+    world.register(shards=dead, revision=2)
+
+    (failure,) = world.registry.creation_of("m").failures
+    assert "signal 9" in failure.message
+    assert world.registry._cluster.notes == {}
+
+
 @pytest.mark.parametrize("ends", ["dead", "silent", "gone"])
 def test_an_older_set_no_longer_makes_way_once_its_successor_is_not_ready(ends) -> None:
     world = World(desired=[desired()], is_new=True)

@@ -109,13 +109,21 @@ def test_a_replicas_cards_are_matched_with_those_that_hold_them() -> None:
 
 def test_replicas_are_packed_where_spreading_over_cards_would_not_hold_them_all() -> None:
     world = World()
-    world.register(devices=(device(0, 50), device(1, 40), device(2, 10)))
-    wide = stage_spec("s0", devices=(0,), memory=MemoryNeed(bytes=10))
-    tall = stage_spec("s1", devices=(1,), memory=MemoryNeed(bytes=40))
+    world.register(devices=(device(0, 2), device(1, 4)))
+    one = stage_spec("s0", devices=(0,), memory=MemoryNeed(bytes=1))
+    two = stage_spec("s1", devices=(1,), memory=MemoryNeed(bytes=2))
 
-    plans = world.deploy(replace(spec(replicas=2), stages=(wide, tall)))
+    plans = world.deploy(replace(spec(replicas=2), stages=(one, two)))
 
-    assert len(plans) == 2
+    assert where(plans) == [("w1", ("gpu-0",), ("gpu-1",))] * 2
+
+
+def test_replicas_without_cards_are_spread_over_workers_too() -> None:
+    world = World()
+    world.register("w1")
+    world.register("w2")
+
+    assert [it.worker_id for it in world.deploy(spec(replicas=4))] == ["w1", "w2"] * 2
 
 
 @pytest.mark.parametrize(("total_bytes", "fits"), [(101, True), (100, True), (99, False)])

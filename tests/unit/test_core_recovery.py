@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from stagekeeper.core.commands import (
@@ -13,6 +11,7 @@ from stagekeeper.core.commands import (
     StartOperation,
 )
 from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.core.states import (
     DeploymentState,
     HoldReason,
@@ -81,6 +80,26 @@ def test_the_recovery_ends_with_the_last_worker_of_the_roster() -> None:
     world.register("w2")
 
     assert not is_holding(world)
+
+
+def test_without_a_roster_only_the_window_ends_it() -> None:
+    world = World(desired=[desired()])
+
+    world.register()
+    world.tick(9.999)
+    assert is_holding(world)
+    world.tick(0.001)
+
+    assert not is_holding(world)
+
+
+def test_nobody_of_the_roster_is_given_up_while_it_is_waited_for() -> None:
+    world = World(roster=["w1"], settings=RegistrySettings(recovery_window_s=90.0))
+
+    world.tick(89.0)
+
+    assert is_holding(world)
+    assert world.worker("w1")
 
 
 def test_a_stall_of_the_supervisor_does_not_close_the_window() -> None:
@@ -287,6 +306,23 @@ def test_a_start_that_is_over_or_ends_by_itself_is_not_cancelled(state) -> None:
     assert cancels(world.register(operations=(operation(1, state),))) == []
 
 
+def test_a_rollback_that_was_reported_while_holding_keeps_its_own_story() -> None:
+    world = World(desired=[desired(is_creating=True)], roster=["w1", "w2"])
+    rolled_back = operation(1, OperationState.ROLLED_BACK, reason="stage 0 raised: boom")
+    world.register("w1", operations=(rolled_back,))
+
+    world.register("w2")
+
+    assert "stage 0 raised: boom" in world.replica().reason
+
+
+def test_what_only_workers_know_of_and_is_starting_is_being_created() -> None:
+    world = World()
+    world.register(shards=[shard(committed=False, state=ShardState.STARTING)])
+
+    assert world.view().state is DeploymentState.CREATING
+
+
 def test_a_committed_start_of_an_earlier_reign_is_simply_there() -> None:
     world = World(desired=[desired(is_creating=True)], roster=["w1"])
 
@@ -344,38 +380,3 @@ def test_what_is_only_reported_is_shown_and_never_stopped() -> None:
         DeploymentState.READY, None, 1, False,
     )  # fmt: skip
     assert world.view("half").state is DeploymentState.FAILED
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_what_is_wanted_says_whether_it_survives(durable) -> None:
-    world = World(durable=durable)
-    world.register()
-    world.deploy(spec())
-
-    assert world.view().durable is durable
-
-
-def test_the_first_snapshot_is_no_change() -> None:
-    world = World(desired=[desired()], roster=["w1"])
-
-    assert world.registry.revision.n == 0
-    assert [it.name for it in world.registry.deployments()] == ["m"]
-
-
-def test_an_unknown_deployment_has_no_view_and_no_creation() -> None:
-    world = World()
-
-    assert world.view("nothing") is None
-    assert world.registry.creation_of("nothing").is_settled
-    assert world.registry.target_of("nobody") is None
-
-
-def test_a_worker_is_commanded_in_its_present_life() -> None:
-    world = World()
-    world.register(incarnation=3)
-
-    target = world.registry.target_of("w1")
-
-    assert target is not None
-    assert (target.incarnation, target.address) == (3, "127.0.0.1:7071")
-    assert replace(target, incarnation=4) != target

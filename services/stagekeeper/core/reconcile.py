@@ -112,8 +112,6 @@ def _is_superseded(cluster: Cluster, record: ShardRecord) -> bool:
 
 def ask_due(cluster: Cluster, worker_ids: Iterable[WorkerId], now: float) -> None:
     """Send what is wanted of these workers and not under way, unless they are silent."""
-    if cluster.is_recovering:
-        return
     for worker_id in worker_ids:
         worker = cluster.workers.get(worker_id)
         if worker is not None and worker.takes_commands:

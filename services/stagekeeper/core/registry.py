@@ -253,7 +253,7 @@ class Registry:
 
     def _failure_of(self, view: ReplicaView) -> ReplicaFailure:
         note = self._cluster.notes.get(view.key)
-        if note is not None:
+        if note is not None and view.reason.startswith(note.message):
             return ReplicaFailure(
                 view.key.index, note.worker_id, note.message, note.failure, note.rollback
             )

@@ -106,8 +106,7 @@ def _replicas_to_start(cluster: Cluster, spec: DeploymentSpec) -> list[ReplicaIn
     for number in range(spec.replicas):
         key = ReplicaKey(spec.name, ReplicaIndex(number))
         view = cluster.views.get(key)
-        is_absent = view is None or view.state in (ReplicaState.PENDING, ReplicaState.FAILED)
-        if is_absent and key not in cluster.operations.by_replica:
+        if view is None or view.state in (ReplicaState.PENDING, ReplicaState.FAILED):
             starting.append(key.index)
     return starting
 
