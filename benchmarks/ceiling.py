@@ -1,7 +1,8 @@
 """The bare ceiling: the same grpcio in the same kind of process, doing nothing.
 
-Run as a program it serves one unary rpc that returns its request's bytes unread, and prints its
-port. The load generator is the same for it and for what it is compared with.
+Run as a program it answers every unary rpc with its request's bytes, unread, and prints its port.
+(So it also passes for an agent without devices when a supervisor dials one back.) The load
+generator is the same for it and for what it is compared with.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ async def _no_op(request: bytes, _: object) -> bytes:
     return request
 
 
-async def _serve() -> None:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+class _AnyMethod(grpc.GenericRpcHandler):
     # Without serializers: bytes in, bytes out.
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_no_op)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("benchmark.Ceiling", {"NoOp": handler}),)
-    )
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        return self.handler
+
+
+async def _serve() -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((_AnyMethod(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)

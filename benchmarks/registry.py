@@ -26,8 +26,8 @@ HEARTBEAT = "/stagekeeper.v1.SupervisorService/Heartbeat"
 
 async def heartbeats() -> None:
     """Heartbeats per second against a no-op unary rpc with the same bytes, in turns."""
-    requests = [registration(number, 8) for number in range(WORKERS)]
     async with Cluster() as cluster, no_op_server() as bare:
+        requests = [registration(number, 8, bare) for number in range(WORKERS)]
         await cluster.start_supervisor()
         address = await worker_address(cluster.endpoint)
         await register_all(address, requests)
@@ -63,8 +63,8 @@ async def rebuild() -> None:
     """All slices of a cluster put over real gRPC: the first time, and again."""
     rows = []
     for workers, limit_s in ((100, 1.0), (1_000, 2.0)):
-        requests = [registration(number, 8) for number in range(workers)]
         async with Cluster() as cluster, no_op_server() as bare:
+            requests = [registration(number, 8, bare) for number in range(workers)]
             await cluster.start_supervisor()
             address = await worker_address(cluster.endpoint)
             bare_s = await _bare(bare, [request.SerializeToString() for request in requests])
@@ -107,8 +107,8 @@ async def restart() -> None:
     """From the start of the supervisor's process until every replica is routable again."""
     rows = []
     for workers, limit_s in ((100, 1.0), (1_000, 2.0)):
-        requests = [registration(number, 8) for number in range(workers)]
-        async with Cluster() as cluster:
+        async with Cluster() as cluster, no_op_server() as bare:
+            requests = [registration(number, 8, bare) for number in range(workers)]
             await cluster.start_supervisor()
             await register_all(await worker_address(cluster.endpoint), requests)
             assert cluster.supervisor is not None

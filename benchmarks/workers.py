@@ -27,9 +27,12 @@ IN_FLIGHT = 64
 
 
 def registration(
-    number: int, stage_count: int, deployment: str = "bench"
+    number: int, stage_count: int, agent_address: str, deployment: str = "bench"
 ) -> supervisor_service_pb2.RegisterWorkerRequest:
-    """Build the slice of worker `number`: replica `number` of `deployment`, all READY."""
+    """Build the slice of worker `number`: replica `number` of `deployment`, all READY.
+
+    Something has to answer at `agent_address`: the supervisor dials it back.
+    """
     request = supervisor_service_pb2.RegisterWorkerRequest(
         cluster="default",
         worker_id=f"worker-{number}",
@@ -37,7 +40,7 @@ def registration(
         hostname=f"host-{number}",
         incarnation=1,
         revision=1,
-        agent_address="127.0.0.1:1",
+        agent_address=agent_address,
         stages_outlive_agent=True,
         devices=[
             types_pb2.Device(
