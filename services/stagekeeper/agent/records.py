@@ -104,6 +104,7 @@ class RecordStore:
         launch_path = folder / LAUNCH_FILE
         write_launch(launch, launch_path)
         self.write(record)
+        self._prune(record.shard.slot)
         return launch_path
 
     def write(self, record: StageRecord) -> None:

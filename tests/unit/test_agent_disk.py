@@ -1,0 +1,332 @@
+"""What an agent keeps on disk: identity, records, operations, generations, failures, logs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stagekeeper.agent.directory import AgentDirectory
+from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
+from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
+from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines
+from stagekeeper.agent.operation_store import OperationFile, OperationStore
+from stagekeeper.agent.records import KEPT_LOGS, RecordStore, StageRecord
+from stagekeeper.core.ids import (
+    NO_EPOCH,
+    DeploymentName,
+    DeviceId,
+    Epoch,
+    Generation,
+    InstanceId,
+    OperationId,
+    ReplicaIndex,
+    SlotKey,
+    StageId,
+    WorkerId,
+)
+from stagekeeper.core.model import (
+    DeviceClaim,
+    EndpointInfo,
+    ModelInfo,
+    OperationRecord,
+    RollbackRecord,
+    ShardAddress,
+    ShardRecord,
+)
+from stagekeeper.core.states import OperationState, Phase, ShardState
+from stagekeeper.runtime.launch import Launch
+
+REIGN = Epoch(3, "reign")
+
+
+@pytest.fixture
+def directory(tmp_path) -> AgentDirectory:
+    directory = AgentDirectory(tmp_path, WorkerId("w"))
+    directory.create()
+    return directory
+
+
+def shard(instance: str = "i1", *, n: int = 1, stage_id: int = 0, **changes) -> ShardRecord:
+    fields = {
+        "deployment": DeploymentName("m"),
+        "replica_index": ReplicaIndex(0),
+        "stage_id": StageId(stage_id),
+        "stage_name": "thinker",
+        "stage_count": 2,
+        "shard_index": 0,
+        "shard_count": 1,
+        "generation": Generation(REIGN, n),
+        "operation_id": OperationId(f"op-{n}"),
+        "instance_id": InstanceId(instance),
+        "state": ShardState.STARTING,
+        **changes,
+    }
+    return ShardRecord(**fields)
+
+
+def record(instance: str = "i1", **changes) -> StageRecord:
+    return StageRecord(
+        incarnation=4,
+        boot_id="boot",
+        shard=shard(instance, **changes),
+        control_socket="/tmp/x",
+        stop_budget_s=10.0,
+    )
+
+
+def launch(directory: AgentDirectory, instance: str) -> Launch:
+    return Launch(
+        instance_id=instance,
+        deployment="m",
+        replica_index=0,
+        stage_id=0,
+        stage_name="thinker",
+        stage_count=2,
+        entrypoint="a:B",
+        control_socket="/tmp/x",
+        run_dir=str(directory.run_dir(InstanceId(instance))),
+        cache_dir="/tmp/c",
+    )
+
+
+# --- identity
+
+
+def test_each_life_is_one_above_the_last(tmp_path):
+    path = tmp_path / "identity.json"
+    lives = [AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0) for _ in range(3)]
+
+    assert [it.incarnation for it in lives] == [1, 2, 3]
+    assert len({it.host_id for it in lives}) == 1
+
+
+def test_incarnation_is_above_the_records_too(tmp_path):
+    identity = AgentIdentity.next_life(tmp_path / "i", WorkerId("w"), recorded_incarnation=8)
+
+    assert identity.incarnation == 9
+
+
+def test_neither_incarnation_nor_epoch_goes_down(tmp_path):
+    path = tmp_path / "identity.json"
+    identity = AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0)
+    assert identity.highest_epoch == NO_EPOCH
+
+    identity.note_epoch(Epoch(5, "b"))
+    identity.note_epoch(Epoch(5, "a"))
+    identity.note_epoch(Epoch(4, "z"))
+    identity.rise_above(9)
+    identity.rise_above(3)
+
+    again = AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0)
+    assert again.highest_epoch == Epoch(5, "b")
+    assert again.incarnation == 11
+
+
+def test_damaged_identity_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "identity.json"
+    path.write_text("{")
+
+    with pytest.raises(IdentityUnreadable, match="move it away"):
+        AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0)
+
+
+# --- stage records
+
+
+def test_record_comes_back_as_it_was(directory):
+    full = record(
+        state=ShardState.READY,
+        committed=True,
+        phase=Phase.CAPTURE,
+        model=ModelInfo("Qwen", "30B", ("chat", "audio")),
+        devices=(DeviceClaim(DeviceId("cpu:0"), 7, None),),
+        addresses=(ShardAddress("stage", "grpc", "127.0.0.1:1"),),
+        endpoints=(EndpointInfo("echo", True, False),),
+        create_time=1.5,
+    )
+    store = RecordStore(directory)
+    store.prepare(full, launch(directory, "i1"))
+
+    (found,) = RecordStore(directory).load()
+
+    assert found == full
+    assert found.process is None  # an intent
+    assert found.shard.phase is Phase.CAPTURE
+
+
+def test_half_written_record_is_never_seen(directory):
+    store = RecordStore(directory)
+    store.prepare(record(), launch(directory, "i1"))
+    folder = directory.run_dir(InstanceId("i1"))
+    (folder / "record.json.new").write_text('{"half": ')
+
+    assert RecordStore(directory).load() == [record()]
+
+
+def test_record_in_the_folder_of_another_instance_is_set_aside(directory):
+    store = RecordStore(directory)
+    store.prepare(record("i1"), launch(directory, "i1"))
+    folder = directory.run_dir(InstanceId("i1"))
+    folder.rename(folder.with_name("i2"))
+
+    assert RecordStore(directory).load() == []
+    assert (folder.with_name("i2") / "record.damaged").exists()
+
+
+def test_logs_of_the_last_two_instances_of_a_slot_are_kept(directory):
+    store = RecordStore(directory)
+    for n in range(1, 5):
+        it = record(f"i{n}", n=n)
+        store.prepare(it, launch(directory, f"i{n}"))
+        store.log_path(InstanceId(f"i{n}")).write_text(f"log {n}")
+        if n < 4:
+            store.end(it)
+
+    slot = record(n=1).shard.slot
+    assert store.instances_of(slot) == ["i4", "i3"]
+    assert sorted(path.name for path in directory.stages.iterdir()) == ["i3", "i4"]
+    again = RecordStore(directory)
+    again.load()
+    assert again.instances_of(slot) == ["i4", "i3"]
+
+
+def test_logs_of_slots_that_are_long_gone_are_bounded(directory):
+    store = RecordStore(directory)
+    for stage_id in range(KEPT_LOGS + 5):
+        it = record(f"i{stage_id}", stage_id=stage_id)
+        store.prepare(it, launch(directory, f"i{stage_id}"))
+        store.end(it)
+
+    assert len(list(directory.stages.iterdir())) == KEPT_LOGS
+
+
+# --- operations
+
+
+def operation(n: int = 1, state: OperationState = OperationState.RESERVED) -> OperationFile:
+    return OperationFile(
+        OperationRecord(
+            OperationId(f"op/{n}"),
+            DeploymentName("m"),
+            ReplicaIndex(0),
+            Generation(REIGN, n),
+            state,
+            rollback=(RollbackRecord(StageId(1), True, "", 0.5),),
+        ),
+        (StageId(0), StageId(1)),
+    )
+
+
+def test_operation_comes_back_and_its_generation_outlives_it(directory):
+    store = OperationStore(directory)
+    store.load()
+    store.write(operation(7))
+    assert OperationStore(directory).load() == [operation(7)]
+
+    store.remove(OperationId("op/7"))
+
+    again = OperationStore(directory)
+    assert again.load() == []
+    slot = SlotKey(DeploymentName("m"), ReplicaIndex(0), StageId(1))
+    assert again.highest_generation(slot) == Generation(REIGN, 7)
+    other = SlotKey(DeploymentName("m"), ReplicaIndex(1), StageId(1))
+    assert again.highest_generation(other) is None
+
+
+def test_generation_of_an_operation_counts_before_it_has_ended(directory):
+    OperationStore(directory).write(operation(7))
+
+    store = OperationStore(directory)
+    store.load()
+
+    slot = SlotKey(DeploymentName("m"), ReplicaIndex(0), StageId(0))
+    assert store.highest_generation(slot) == Generation(REIGN, 7)
+
+
+def test_damaged_operation_is_set_aside_alone(directory):
+    store = OperationStore(directory)
+    store.write(operation(1))
+    store.write(operation(2))
+    first, _ = sorted(directory.operations.glob("*.json"))
+    first.write_text("[]")
+
+    assert len(OperationStore(directory).load()) == 1
+
+
+# --- failures
+
+
+def test_failure_is_spooled_once_and_leaves_when_it_is_settled(directory):
+    failure = make_failure(
+        WorkerId("w"),
+        shard(phase=Phase.LOAD),
+        "EXITED",
+        "it ended",
+        detected_by="pidfd",
+        detect_time=1.0,
+        last_log_lines=[str(it) for it in range(30)],
+    )
+    spool = FailureSpool(directory)
+    spool.add(failure)
+    spool.add(failure)
+    assert failure.failure_id == failure_id_of(InstanceId("i1"), "EXITED")
+    assert failure.last_log_lines == tuple(str(it) for it in range(10, 30))
+
+    again = FailureSpool(directory)
+    again.load()
+    assert again.pending == (failure,)
+    assert again.of_instance(InstanceId("i1")) == failure
+    assert again.settle([failure.failure_id])
+    assert not again.settle([failure.failure_id])
+
+    third = FailureSpool(directory)
+    third.load()
+    assert third.pending == ()
+
+
+# --- logs
+
+
+def test_last_lines_of_a_log(tmp_path):
+    log = tmp_path / "log"
+    assert last_lines(log, 5) == []
+
+    log.write_bytes(b"one\ntwo\n\xff\xfe\nunfinished")
+
+    assert last_lines(log, 2) == ["\ufffd\ufffd", "unfinished"]
+    assert last_lines(log, 10) == ["one", "two", "\ufffd\ufffd", "unfinished"]
+
+
+def test_last_lines_of_a_long_log_are_read_from_its_end(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {it}\n" for it in range(200_000)))
+
+    assert last_lines(log, 3) == ["line 199997", "line 199998", "line 199999"]
+
+
+def test_line_that_never_ends_is_cut(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 5_000_000)
+
+    (line,) = last_lines(log, 20)
+
+    assert len(line) == LONGEST_LINE_BYTES
+
+
+async def test_followed_log_gives_the_last_lines_and_what_comes(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\nthr")
+    over = asyncio.Event()
+    pieces = []
+    async for lines in follow(log, 1, is_over=over.is_set):
+        pieces.append(lines)
+        if lines == ["two"]:
+            with log.open("a") as more:
+                more.write("ee\nfour\n")
+        if "four" in lines:
+            with log.open("a") as more:
+                more.write("last words")
+            over.set()
+
+    assert pieces == [["two"], ["three", "four"], ["last words"]]
