@@ -155,9 +155,7 @@ def main() -> None:
     async def serve() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await run(
-            settings, stop=stop, ready=lambda agent: print("ready", agent.address, flush=True)
-        )
+        await run(settings, stop=stop, ready=lambda agent: None)
 
     asyncio.run(serve())
 

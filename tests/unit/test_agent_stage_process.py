@@ -120,9 +120,7 @@ async def test_progress_makes_no_other_slice_and_a_phase_does(held):
 async def test_ready_is_on_disk_with_its_address(held):
     held.is_ready()
 
-    (found,) = RecordStore(
-        AgentDirectory(held.store._directory.root.parent.parent, WorkerId("w"))
-    ).load()
+    (found,) = RecordStore(held.directory).load()
     assert found.shard.state is ShardState.READY
     assert found.shard.addresses[0].url == "127.0.0.1:1"
     assert held.stage.shard.phase is None
