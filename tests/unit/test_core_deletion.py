@@ -68,6 +68,18 @@ def test_a_deletion_is_over_when_nobody_reports_a_shard_any_more() -> None:
     assert world.registry.deployments() == []
 
 
+def test_a_story_ends_with_its_deployment() -> None:
+    world = World()
+    world.register()
+    (plan,) = world.deploy(spec())
+    world.end(plan, OperationState.ROLLED_BACK, reason="no luck")
+
+    world.delete()
+
+    assert world.view() is None
+    assert world.registry._cluster.notes == {}
+
+
 def test_deleting_twice_changes_nothing() -> None:
     world = serving()
     world.delete()

@@ -356,6 +356,17 @@ def test_a_replica_that_comes_back_late_is_not_told_as_interrupted() -> None:
     assert world.view().state is DeploymentState.READY
 
 
+def test_a_story_ends_when_its_replica_is_ready() -> None:
+    world = World(desired=[desired(is_creating=True)], roster=["w1"])
+    world.tick(10.0)
+    assert "was interrupted" in world.replica().reason
+    world.register(shards=[shard()])
+
+    world.register(revision=2)
+
+    assert world.replica().reason == "no worker reports it"
+
+
 def test_an_interrupted_creation_can_be_deployed_again() -> None:
     world = World(desired=[desired(is_creating=True)], roster=["w1"])
     world.register(
