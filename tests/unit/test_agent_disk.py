@@ -164,6 +164,15 @@ def test_half_written_record_is_never_seen(directory):
     assert RecordStore(directory).load() == [record()]
 
 
+def test_folder_whose_intent_was_never_written_is_removed(directory):
+    folder = directory.run_dir(InstanceId("i1"))
+    folder.mkdir()
+    (folder / "launch.json").write_text("{}")
+
+    assert RecordStore(directory).load() == []
+    assert not folder.exists()
+
+
 def test_record_in_the_folder_of_another_instance_is_set_aside(directory):
     store = RecordStore(directory)
     store.prepare(record("i1"), launch(directory, "i1"))

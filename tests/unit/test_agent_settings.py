@@ -77,8 +77,8 @@ def test_socket_path_of_107_bytes_is_the_longest():
         ("node-1", "0.0.0.0:5", "node-1:5", "node-1"),
         ("node-1:77", "0.0.0.0:5", "node-1:77", "node-1"),
         ("node-1:0", "0.0.0.0:5", "node-1:5", "node-1"),
-        ("::1", "[::]:5", "[::1]:5", "::1"),
-        ("[::1]:7", "[::]:5", "[::1]:7", "::1"),
+        ("::1", "[::]:5", "[::1]:5", "[::1]"),
+        ("[::1]:7", "[::]:5", "[::1]:7", "[::1]"),
     ],
 )
 def test_advertised_address_takes_the_real_port_where_it_names_none(

@@ -187,11 +187,12 @@ def _verdict_on_raise(stage: StageProcess, exit_info: ExitInfo | None) -> _Verdi
     raised = stage.raised
     assert raised is not None
     where = f" in {raised.phase}" if raised.phase is not None else ""
+    name = f"stage {stage.shard.stage_name}"
     if raised.out_of_memory:
         kind, what = "OUT_OF_MEMORY", "ran out of memory"
     else:
         kind, what = "INIT_RAISED", "raised"
-    return _Verdict(kind, f"{_name(stage)} {what}{where}: {raised.error}", exit_info)
+    return _Verdict(kind, f"{name} {what}{where}: {raised.error}", exit_info)
 
 
 def _signal_name(number: int) -> str:

@@ -31,7 +31,8 @@ class Inventory:
         for stage in stages:
             claims = stage.shard.devices
             for claim in claims:
-                used[claim.device_id] += (stage.shard.memory_bytes or 0) // len(claims)
+                if claim.device_id in used:  # the agent may have been started with others since
+                    used[claim.device_id] += (stage.shard.memory_bytes or 0) // len(claims)
         return tuple(
             replace(
                 device,

@@ -94,6 +94,9 @@ class RecordStore:
             ended = _read_ended(folder)
             if ended is not None and record is None:
                 self._ended[ended.instance_id] = ended
+            if record is None and ended is None and not (folder / DAMAGED_FILE).exists():
+                # Its agent died before the intent was written, so nothing was ever started.
+                shutil.rmtree(folder, ignore_errors=True)
         return list(self._live.values())
 
     def prepare(self, record: StageRecord, launch: Launch) -> Path:

@@ -92,18 +92,15 @@ class AgentSettings:
     @property
     def stage_host(self) -> str:
         """The address at which stages of this agent serve: the one at which it is reached."""
-        if not self.advertise:
-            return split_address(self.listen)[0]
-        return split_address(_with_port(self.advertise))[0]
+        address = _with_port(self.advertise) if self.advertise else self.listen
+        return address.rpartition(":")[0]  # with its brackets, where it has some
 
     def advertised(self, bound: str) -> str:
         """Return `host:port` for others, of an agent that listens at `bound`."""
         if not self.advertise:
             return bound
-        host, port = split_address(_with_port(self.advertise))
-        if port == 0:
-            port = split_address(bound)[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _, port = split_address(_with_port(self.advertise))
+        return f"{self.stage_host}:{port or split_address(bound)[1]}"
 
     def check(self) -> None:
         """Refuse what cannot work.
