@@ -240,8 +240,8 @@ class Cluster:
 
     def note_failure(self, key: ReplicaKey, note: FailureNote) -> None:
         """Remember why a replica's start failed, unless nobody wants it or it is READY anyway."""
-        desired, view = self.desired.get(key.deployment), self.views.get(key)
-        if desired is None or desired.is_deleting:
+        view = self.views.get(key)
+        if key.deployment not in self.desired:
             return
         if view is not None and view.state is ReplicaState.READY:
             return
