@@ -190,32 +190,7 @@ class Agent:
             busy_after_s=settings.busy_after_s,
             stall_after_s=settings.stall_after_s,
         )
-        spawner = Spawner(
-            settings,
-            records,
-            self._stages,
-            self._ledger,
-            self._inventory.by_id,
-            self._identity,
-            self._clock,
-        )
-        self._operations = Operations(
-            store,
-            self._stages,
-            self._ledger,
-            Admission(
-                store,
-                self._stages,
-                self._ledger,
-                Entrypoints(settings.allow, settings.pythonpath),
-            ),
-            OperationStart(
-                spawner, self._stages, deaths, rollback_budget_s=settings.rollback_budget_s
-            ),
-            self._owner,
-            lease_s=settings.operation_lease_s,
-            on_change=self._slice.changed,
-        )
+        self._operations = self._make_operations(store, deaths)
         self._stopping = Stopping(self._stages, self._operations, self._owner)
         deaths.on_failure = self._stage_failed
         adopted = await Adoption(self._stages, self._operations, store, deaths, self._stopping).run(
@@ -229,6 +204,31 @@ class Agent:
             adopted=adopted.held_count,
             gone=adopted.gone_count,
             cleaned=adopted.cleaned_count,
+        )
+
+    def _make_operations(self, store: OperationStore, deaths: Deaths) -> Operations:
+        settings = self._settings
+        spawner = Spawner(
+            settings,
+            self._records,
+            self._stages,
+            self._ledger,
+            self._inventory.by_id,
+            self._identity,
+            self._clock,
+        )
+        entrypoints = Entrypoints(settings.allow, settings.pythonpath)
+        return Operations(
+            store,
+            self._stages,
+            self._ledger,
+            Admission(store, self._stages, self._ledger, entrypoints),
+            OperationStart(
+                spawner, self._stages, deaths, rollback_budget_s=settings.rollback_budget_s
+            ),
+            self._owner,
+            lease_s=settings.operation_lease_s,
+            on_change=self._slice.changed,
         )
 
     async def _serve(self) -> None:
