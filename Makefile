@@ -5,6 +5,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # mypy refuses a folder without Python files.
+# The end-to-end tests mostly wait for processes, so that more run at once than there are cores.
+TEST_WORKERS ?= 3
 SOURCES := $(shell for d in services clients benchmarks examples tests; do \
   find $$d -name '*.py' -printf "$$d\n" -quit 2>/dev/null; done)
 # The steps of check run in order, under -j too, so that it stops at the first that fails.
@@ -46,7 +48,7 @@ type: setup ## mypy --strict
 	$(PYTHON) -m mypy $(SOURCES)
 
 test: setup ## Run the tests, except those marked soak or gpu (ARGS="-k name" to choose)
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist worksteal $(ARGS)
 
 check: gen-check lint type test ## What CI runs: gen-check, lint, type, test
 
