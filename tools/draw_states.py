@@ -18,8 +18,8 @@ INTRODUCTION = """\
 # States
 
 Drawn from the tables in `services/stagekeeper/core/states.py` by `python tools/draw_states.py`. A
-move that is not drawn is refused with its story. Replicas and deployments have no moves of their own:
-their states are derived anew from what workers report and what is wanted.
+move that is not drawn is refused with its story. Replicas and deployments have no moves of their
+own: their states are derived anew from what workers report and what is wanted.
 """
 
 TABLES: tuple[tuple[str, str, Mapping[Any, frozenset[Any]]], ...] = (
