@@ -281,24 +281,31 @@ def test_the_refusal_shows_the_worker_that_came_closest() -> None:
 
 
 def test_a_card_number_moves_on_when_another_can_only_lie_where_it_is() -> None:
+    """Number 0 fits anywhere, and takes what 1 needs when spreading, what 2 needs when packing."""
+    totals_and_held = ((20, 10), (40, 31), (8, 0))
     cards = [
-        Card(device(0, 10), Account()),
-        Card(device(1, 10), Account()),
-        Card(device(2, 8), Account()),
+        Card(device(k, total_bytes), Account())
+        for k, (total_bytes, _) in enumerate(totals_and_held)
     ]
-    for card, held in zip(cards, (0, 4, 0), strict=True):
-        card.account.hold(Holding(card.device.device_id, "x", held))
-    made = replace(
-        spec(),
-        stages=tuple(
-            stage_spec(f"s{k}", devices=(k,), memory=MemoryNeed(bytes=need))
-            for k, need in enumerate((6, 10, 7))
-        ),
+    for card, (_, held_bytes) in zip(cards, totals_and_held, strict=True):
+        card.account.hold(Holding(card.device.device_id, "x", held_bytes))
+    needs = (MemoryNeed(bytes=6), MemoryNeed(bytes=10), MemoryNeed(utilization=0.8))
+    stages = (stage_spec(f"s{k}", devices=(k,), memory=need) for k, need in enumerate(needs))
+
+    places = place_replicas(
+        replace(spec(), stages=tuple(stages)), [0], lambda: [Offer("w1", cards)]
     )
 
-    places = place_replicas(made, [0], lambda: [Offer("w1", cards)])
-
     assert places[0].devices == {0: "gpu-1", 1: "gpu-0", 2: "gpu-2"}
+
+
+def test_replicas_are_spread_over_the_cards_of_a_worker() -> None:
+    world = World()
+    world.register()
+
+    plans = world.deploy(on_cards(([0], 0.3), replicas=4))
+
+    assert [it.stages[0].device_ids for it in plans] == [("gpu-0",), ("gpu-1",)] * 2
 
 
 def test_many_cards_are_matched_in_good_time() -> None:
