@@ -129,7 +129,9 @@ class SupervisorServer(DeploymentServiceServicer):
         view = self.deployments.get(request.name)
         if view is None:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, "DEPLOYMENT_UNKNOWN")
-        return pb.GetDeploymentResponse(deployment=view, revision=revision(self._n, self.epoch))
+        return pb.GetDeploymentResponse(
+            deployment=view, revision=revision(self._n, self.epoch), complete=self.complete
+        )
 
     async def ListDeployments(self, request, context):
         self.asked["list"] += 1

@@ -10,9 +10,14 @@ import pytest
 from stagekeeper import client as sdk
 from stagekeeper.client import Client, parse_spec
 from stagekeeper.v1 import types_pb2 as types
-from stagekeeper.v1.deployment_service_pb2 import CreationAccepted
+from stagekeeper.v1.deployment_service_pb2 import (
+    CreationAccepted,
+    GetDeploymentRequest,
+    GetDeploymentResponse,
+)
+from stagekeeper.v1.deployment_service_pb2_grpc import DeploymentServiceStub
 from tests.fakes.fake_agent import FakeAgent
-from tests.fakes.hand_worker import HandWorker, shard
+from tests.fakes.hand_worker import HandWorker, channel_to, shard
 from tests.fakes.stage_server import StageServer
 from tests.fakes.supervisors import SupervisorProcess, reigns, spec
 from tests.harness.roster import roster_written
@@ -158,6 +163,29 @@ async def test_no_route_is_withdrawn_while_workers_come_back(tmp_path):  # R10, 
             await worker.register()
         await wait_for(lambda: client.routes.is_complete, "the recovery is over")
         assert routed() == everybody
+
+
+async def test_read_of_one_deployment_says_whether_workers_are_missing(tmp_path):
+    """Clients read one when a call fails, and would else take "not reported yet" for "gone"."""
+
+    async def read(endpoint: str) -> GetDeploymentResponse:
+        async with channel_to(endpoint) as channel:
+            return await DeploymentServiceStub(channel).GetDeployment(
+                GetDeploymentRequest(name="m"), timeout=10
+            )
+
+    async with reigns(tmp_path) as supervisor:
+        workers = [
+            HandWorker(supervisor.endpoint, f"w{n}").hold(shard(replica=n)) for n in range(2)
+        ]
+        for worker in workers:
+            await worker.register()
+        assert (await read(supervisor.endpoint)).complete
+        await supervisor.restart()
+        await workers[0].register()
+        assert not (await read(supervisor.endpoint)).complete
+        await workers[1].register()
+        assert (await read(supervisor.endpoint)).complete
 
 
 async def test_calls_never_fail_while_the_supervisor_is_killed_again_and_again(tmp_path):

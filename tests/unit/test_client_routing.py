@@ -85,15 +85,38 @@ def test_modified_deployment_replaces_its_routes(table):
 
 
 def test_older_word_than_what_is_known_changes_nothing(table):
-    table.learn(deployment("m", _ready(5)), revision(9))
+    table.learn(deployment("m", _ready(5)), revision(9), is_complete=True)
     table.apply(_change(pb.CHANGE_KIND_MODIFIED, deployment("m", _ready(4)), 8))
     assert _instances(table) == ["i5"]
 
 
 def test_read_that_the_watch_is_past_changes_nothing(table):
     table.apply(_change(pb.CHANGE_KIND_REMOVED, pb.Deployment(name="m"), 7))
-    table.learn(deployment("m", _ready(0)), revision(6))
+    table.learn(deployment("m", _ready(0)), revision(6), is_complete=True)
     assert table.view("m") is None
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_read_from_a_successor_that_waits_for_workers_takes_no_route(table, is_complete):
+    """The watch still holds what the dead supervisor said: that nobody was missing."""
+    waiting = deployment("m", replica(0, state=PENDING), replica(1, state=PENDING), _ready(2))
+    table.learn(waiting, revision(1, epoch=2), is_complete=is_complete)
+    assert _instances(table) == ["i0", "i1", "i2"]
+    assert not table.is_complete
+    _snapshot(table, waiting, epoch=2, complete=False)
+    assert _instances(table) == ["i0", "i1", "i2"]
+    table.apply(_change(pb.CHANGE_KIND_BOOKMARK, n=2, epoch=2, complete=True))
+    assert _instances(table) == ["i2"]
+
+
+def test_incomplete_read_takes_no_route(table):
+    table.learn(deployment("m", replica(0, state=PENDING)), revision(2), is_complete=False)
+    assert _instances(table) == ["i0", "i1", "i2"]
+
+
+def test_read_of_the_watched_reign_is_taken_at_its_word(table):
+    table.learn(deployment("m", replica(0, state=PENDING)), revision(2), is_complete=True)
+    assert _instances(table) == []
 
 
 def test_removed_deployment_is_forgotten(table):

@@ -289,5 +289,5 @@ class RoutedCaller:
             )
         except StagekeeperError:
             return  # the routes that are known are the best there is
-        self._table.learn(answer.deployment, answer.revision)
+        self._table.learn(answer.deployment, answer.revision, is_complete=answer.complete)
         self._watch.tell()

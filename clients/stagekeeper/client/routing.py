@@ -119,12 +119,24 @@ class RoutingTable:
             self.is_complete = message.complete
         self._revision = max(self._revision, revision)
 
-    def learn(self, view: Deployment, revision: types.ChangeRevision) -> None:
-        """Take over a view that was read beside the watch, unless the watch is past it."""
+    def learn(self, view: Deployment, revision: types.ChangeRevision, *, is_complete: bool) -> None:
+        """Take over a view that was read beside the watch, unless the watch is past it.
+
+        Args:
+            view: the deployment.
+            revision: where its supervisor's change log stood.
+            is_complete: that supervisor says that no worker is missing.
+        """
         read = _triple(revision)
-        if read[:2] != self._revision[:2] or read[2] >= self._revision[2]:
-            self._seen.add(view.name)
-            self._put(view, read)
+        is_other_reign = read[:2] != self._revision[:2]
+        if not is_other_reign and read[2] < self._revision[2]:
+            return
+        if is_other_reign or not is_complete:
+            # What the watch said before of completeness was said by another reign, and this one may
+            # know nothing yet. Routes are held until the watch says more.
+            self.is_complete = False
+        self._seen.add(view.name)
+        self._put(view, read)
 
     def view(self, name: str) -> Deployment | None:
         """Return the deployment as it was last seen; None when it is not known."""

@@ -123,6 +123,7 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
         return deployment_pb2.GetDeploymentResponse(
             deployment=self._messages.of(view),
             revision=revision_to_proto(self._registry.revision),
+            complete=self._registry.is_complete,
         )
 
     @answers_refusals

@@ -395,6 +395,11 @@ class GetDeploymentResponse(_message.Message):
 
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """False while the supervisor is RECOVERING: a replica that is not READY may only not have been
+    reported yet.
+    """
     @_builtins.property
     def deployment(self) -> Global___Deployment:
         """The deployment."""
@@ -408,10 +413,11 @@ class GetDeploymentResponse(_message.Message):
         *,
         deployment: Global___Deployment | None = ...,
         revision: _types_pb2.ChangeRevision | None = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "revision", b"revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "deployment", b"deployment", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
