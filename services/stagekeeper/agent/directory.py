@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import quote
 
 from stagekeeper.core.ids import InstanceId, WorkerId
+from stagekeeper.runtime.private_folder import make_private_folder, make_state_folder
 
 SOCKET_PATH_BYTES: Final = 107
 """A unix socket's path, without its closing zero (`man 7 unix`)."""
@@ -46,8 +47,15 @@ class AgentDirectory:
         return len(str(self.sockets / ("0" * SOCKET_NAME_LENGTH)).encode())
 
     def create(self) -> None:
-        """Make the folders that are missing; only their owner may look into them."""
+        """Make the folders that are missing; only their owner may look into them.
+
+        Raises:
+            FolderIsOpen: one of them is open to others, and not ours to close.
+            OSError: one cannot be made.
+        """
+        make_state_folder(self.root.parent.parent)
         for folder in (
+            self.root.parent,
             self.root,
             self.stages,
             self.operations,
@@ -55,7 +63,7 @@ class AgentDirectory:
             self.sockets,
             self.cache,
         ):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
 
     def run_dir(self, instance_id: InstanceId) -> Path:
         """The folder of one stage process."""

@@ -15,17 +15,20 @@ ENDPOINT_ENV: Final = "STAGEKEEPER_ENDPOINT"
 
 
 def make_state_dir(chosen: Path | None) -> Path:
-    """Return the state directory, made and absolute; a new one is for its owner's eyes alone.
+    """Return the state directory, made and absolute, for its owner's eyes alone.
 
     Raises:
-        CliError: it cannot be made.
+        CliError: it cannot be made, or others can look into it.
     """
     from stagekeeper.agent.settings import default_state_dir
     from stagekeeper.cli.exits import CliError, ExitCode
+    from stagekeeper.runtime.private_folder import FolderIsOpen, make_state_folder
 
     path = absolute(chosen or default_state_dir())
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_state_folder(path)
+    except FolderIsOpen as error:
+        raise CliError(ExitCode.FAILED, f"--state-dir: {error}") from error
     except OSError as error:
         raise CliError(
             ExitCode.FAILED,

@@ -22,6 +22,7 @@ from stagekeeper.core.commands import AgentTarget
 from stagekeeper.core.ids import NO_EPOCH, ClusterName, Epoch, WorkerId
 from stagekeeper.core.registry import Registry
 from stagekeeper.runtime.clock import Clock, SystemClock
+from stagekeeper.runtime.private_folder import make_state_folder
 from stagekeeper.runtime.server import Server, split_address
 from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.supervisor.agent_calls import AgentCalls
@@ -80,6 +81,7 @@ class Supervisor:
 
         Raises:
             StateDirTaken: another supervisor owns the state directory.
+            FolderIsOpen: others can look into the state directory.
             StoreFailed: the store cannot be used.
             AddressTaken: somebody else serves one of the addresses.
         """
@@ -137,7 +139,7 @@ class Supervisor:
     def _open_store(self, state_dir: Path | None) -> Store:
         if state_dir is None:
             return MemoryStore()
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_state_folder(state_dir)
         lock = StateLock(state_dir)
         self._opened.callback(lock.release)
         store = SqliteStore(state_dir, failure_limit=self._settings.registry.failure_limit)

@@ -10,6 +10,7 @@ Invariant: `write` returns only when its rows are on disk (WAL, synchronous=FULL
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from stagekeeper.core.commands import (
 )
 from stagekeeper.core.ids import NO_EPOCH, DeploymentName, Epoch, Generation, WorkerId
 from stagekeeper.core.model import Failure
+from stagekeeper.runtime.private_folder import FILE_MODE
 from stagekeeper.supervisor import store_rows as rows
 
 _log = structlog.get_logger(__name__)
@@ -297,7 +299,20 @@ class SqliteStore:
             raise StoreFailed(f"cannot {what} {self._path}: {error}") from error
 
 
+def _make_private(path: Path) -> None:
+    """Let only its owner read the file; SQLite gives its journals the same mode."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.fchmod(descriptor, FILE_MODE)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreFailed(f"cannot open {path}: {error.strerror}") from error
+
+
 def _open(path: Path) -> sqlite3.Connection:
+    _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None)
     # Text that is damaged is still read, so that its row can be told from the others.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
