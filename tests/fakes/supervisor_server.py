@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -23,7 +24,8 @@ class SupervisorServer(DeploymentServiceServicer):
     """Holds `deployments`; `put` and `remove` are changes that watchers see.
 
     `creations` answers CreateDeployment: messages to send, an exception to abort with
-    (code, reason), or None to hang; one entry a call.
+    (code, reason), or None to hang; one entry a call. `deletion_lost` is called by the next
+    deletion once it is written down, and the answer to that one is lost.
     """
 
     def __init__(self, epoch: int = 1, *, complete: bool = True) -> None:
@@ -32,6 +34,7 @@ class SupervisorServer(DeploymentServiceServicer):
         self.deployments: dict[str, pb.Deployment] = {}
         self.workers: list[pb.Worker] = []
         self.creations: list[list[object]] = []
+        self.deletion_lost: Callable[[], None] | None = None
         self.asked: Counter[str] = Counter()
         self.resumed: list[int] = []
         self.endpoint = ""
@@ -164,6 +167,10 @@ class SupervisorServer(DeploymentServiceServicer):
             raise AssertionError("abort returned")
         view.state = types.DEPLOYMENT_STATE_DELETING
         self.put(view)
+        lost, self.deletion_lost = self.deletion_lost, None
+        if lost is not None:
+            lost()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         return pb.DeleteDeploymentResponse(durable=True)
 
     async def UpdateDeployment(self, request, context):

@@ -305,6 +305,31 @@ async def test_delete_of_what_is_not_there_is_said(client):
         await client.delete("m")
 
 
+@pytest.mark.parametrize("wait", [False, True])
+async def test_delete_whose_answer_was_lost_has_succeeded_when_nothing_is_left(
+    supervisor, client, wait
+):
+    supervisor.put(deployment("m", replica(0)))
+    supervisor.deletion_lost = lambda: supervisor.remove("m")
+    assert await client.delete("m", wait=wait) is True
+    assert supervisor.asked["delete"] == 2
+
+
+async def test_delete_that_was_never_sent_says_that_there_is_nothing():
+    supervisor = await SupervisorServer().start()
+    address = supervisor.endpoint
+    await supervisor.stop()
+    async with Client(address, patience_s=10) as client:
+        deletion = asyncio.create_task(client.delete("m"))
+        await asyncio.sleep(0.3)
+        await supervisor.start(address)
+        try:
+            with pytest.raises(sdk.NotFound):
+                await asyncio.wait_for(deletion, 20)
+        finally:
+            await supervisor.stop()
+
+
 # --- logs
 
 

@@ -36,6 +36,7 @@ from stagekeeper.v1.deployment_service_pb2 import (
     CreationAccepted,
     CreationOutcome,
     DeleteDeploymentRequest,
+    DeleteDeploymentResponse,
     Deployment,
     ReplicaFailure,
 )
@@ -173,11 +174,29 @@ def _is_settled(view: Deployment, starting: set[int]) -> bool:
 
 async def delete(link: SupervisorLink, name: str, *, wait: bool, timeout: float) -> bool:
     """Delete a deployment, and return when it is gone; `Client.delete` says the rest."""
+    may_have_been_taken = False
+
+    async def attempt() -> DeleteDeploymentResponse:
+        nonlocal may_have_been_taken
+        try:
+            return await link.ask(
+                lambda stub: stub.DeleteDeployment,
+                DeleteDeploymentRequest(name=name),
+                timeout,
+                patience_s=0,
+            )
+        except SupervisorUnreachable as error:
+            may_have_been_taken = may_have_been_taken or not error.never_ran
+            raise
+        except NotFound:
+            if not may_have_been_taken:
+                raise
+            # An earlier try was written down, its answer was lost, and it has been carried out.
+            return DeleteDeploymentResponse(durable=True)
+
     try:
         async with asyncio.timeout(timeout):
-            answer = await link.ask(
-                lambda stub: stub.DeleteDeployment, DeleteDeploymentRequest(name=name), timeout
-            )
+            answer = await link.while_unreachable(attempt)
             if wait:
                 await _until_gone(link, name)
     except TimeoutError as error:
