@@ -17,6 +17,7 @@ import pytest
 from stagekeeper.agent.records import StageRecord
 from stagekeeper.client.channels import StageCaller
 from stagekeeper.core.ids import Epoch, InstanceId
+from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.runtime.process import boot_id, identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
@@ -239,6 +240,28 @@ async def test_stop_that_was_under_way_goes_on(overseer, home):
         await overseer.hears(lambda it: it.incarnation == 2 and not it.replica_states, "it is gone")
         assert home.processes == {}
         assert overseer.failures == {}  # it was asked to end
+
+
+async def test_call_within_the_budget_of_a_stop_is_answered_though_the_agent_dies(overseer, home):
+    agent = await first_life(home, overseer, env={VARIABLE: "stop-asked"})
+    await overseer.bring_up(plan(stage("a", stop_budget_s=1.0)))
+    await overseer.hears(lambda it: len(it.replica_states) == 1, "it is up")
+    shard = overseer.shards["a"]
+    caller = StageCaller()
+    calling = asyncio.create_task(
+        caller.call(shard.addresses[0].url, shard.instance_id, "wait", (5.0,), {}, timeout=60)
+    )
+    await asyncio.sleep(0.3)
+    stopping = asyncio.create_task(overseer.stop(0, budget_s=30.0))
+    assert await agent.ended() == -signal.SIGKILL
+    await asyncio.wait({stopping})
+    stopping.exception()
+
+    async with agent_in(home):
+        assert await calling == "waited"
+        await overseer.hears(lambda it: not it.replica_states, "it is gone")
+        assert overseer.failures == {}
+    await caller.close()
 
 
 async def test_process_that_was_not_recorded_is_never_touched(overseer, home):

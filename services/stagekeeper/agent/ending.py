@@ -1,7 +1,7 @@
 """The end of a stage's processes: asked for, waited for, forced, proven.
 
-To be asked, by socket and by SIGTERM, is for the main process alone; SIGKILL goes to every process
-in its session or with its instance id in the environment. Decided here: in which order, and when it
+To be asked is for the main process alone: over its socket, or by SIGTERM where that cannot be said.
+SIGKILL goes to every process in its session or with its instance id in the environment. Decided here: in which order, and when it
 is over. Not decided here: why a stage ends. Invariant: `gone` is set only after a look at all
 processes of the host that found none of this instance.
 """
@@ -23,7 +23,7 @@ from stagekeeper.runtime.process import ProcessHandle, ProcessIdentity, find_mem
 
 _log = structlog.get_logger(__name__)
 
-_ASK_TIMEOUT_S: Final = 0.5
+_ASK_TIMEOUT_S: Final = 2.0
 _KILL_ROUND_S: Final = 5.0
 _STREAM_END_S: Final = 0.2
 
@@ -93,19 +93,15 @@ async def stream_end(stage: StageProcess) -> None:
         pass
 
 
-async def kill_instance(instance_id: InstanceId) -> bool:
-    """SIGKILL what carries an instance id, until none is left; return whether any lived."""
-    killed = False
-    while members := await _members(instance_id, None):
-        killed = True
-        await _kill(members)
-    return killed
-
-
 async def _ask(stage: StageProcess, handle: ProcessHandle, budget_s: float, reason: str) -> None:
+    """Say it once. SIGTERM is not sent on top: it names no budget, and a second one kills.
+
+    An agent that takes over a stop asks again, so calls within their budget would be cut.
+    """
     if stage.link is not None:
         try:
             await stage.link.end(budget_s, reason, min(_ASK_TIMEOUT_S, budget_s))
+            return
         except LinkError as error:
             _log.info("a stage was not asked over its socket", stage=str(stage), error=str(error))
     handle.send(signal.SIGTERM)

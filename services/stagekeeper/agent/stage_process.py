@@ -167,6 +167,10 @@ class StageProcess:
         self.update(pid=pid)
         self.persist()
 
+    def budget_is(self, budget_s: float) -> None:
+        """Keep what a stop grants, for whoever has to go on with it; written by the next write."""
+        self._record = msgspec.structs.replace(self._record, stop_budget_s=budget_s)
+
     def persist(self) -> None:
         """Write the record; it is on disk when this returns."""
         self._store.write(self._record)

@@ -110,6 +110,7 @@ class Stages:
         """
         stage.is_asked = True
         if stage.state is not ShardState.STOPPING:
+            stage.budget_is(budget_s)
             stage.move(ShardState.STOPPING, state_reason=reason, busy_for_s=None)
             stage.persist()
         crash_points.reached("stopping-written")
