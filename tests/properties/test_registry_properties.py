@@ -185,7 +185,7 @@ def shown(world: World) -> set[tuple]:
 def test_a_shard_is_missing_only_when_nobody_reports_it(
     told: dict[str, list[WorkerReport]],
 ) -> None:
-    """A reported stage is always shown, by some set of it; what is not shown lost to that set."""
+    """What is not shown lost to another set of its stage, or to another start that is READY."""
     world = World(is_checked=False)
     tell(world, (one for reports in told.values() for one in reports))
     reported = [
@@ -198,24 +198,32 @@ def test_a_shard_is_missing_only_when_nobody_reports_it(
     for record in reported:
         replica = world.replica(record.replica_index, record.deployment)
         of_stage = [it.record for it in replica.shards if it.record.stage_id == record.stage_id]
-        assert of_stage, "a stage that somebody reports is not missing"
         generations = {it.generation for it in of_stage}
-        assert len(generations) == 1, "one set stands for a stage"
+        if not of_stage:
+            assert replica.state is ReplicaState.READY, "a stage that somebody reports is missing"
+        else:
+            assert len(generations) == 1, "one set stands for a stage"
         if record.generation in generations:
             shards = {(it.shard_index, it.instance_id) for it in of_stage}
             assert (record.shard_index, record.instance_id) in shards
     assert {instance for _, instance in shown(world)} <= {it.instance_id for it in reported}
 
 
-def is_routable(members: Sequence[tuple[str, Any]]) -> bool:
-    """Judge the claims of one stage and generation, the dumb way."""
-    count = members[0][1].shard_count
+def is_routable(start: Sequence[Any]) -> bool:
+    """Judge all claims on one replica with one generation, the dumb way."""
+    stages: dict[int, list[Any]] = {}
+    for it in start:
+        stages.setdefault(it.stage_id, []).append(it)
     return (
-        len({(it.shard_count, it.stage_count, it.stage_name, it.operation_id)
-             for _, it in members}) == 1
-        and sorted(it.shard_index for _, it in members) == list(range(count))
-        and all(it.state is ShardState.READY and it.committed for _, it in members)
-    )  # fmt: skip
+        len({(it.stage_count, it.operation_id) for it in start}) == 1
+        and stages.keys() == set(range(start[0].stage_count))
+        and all(it.state is ShardState.READY and it.committed for it in start)
+        and all(
+            len({(it.shard_count, it.stage_name) for it in stage}) == 1
+            and sorted(it.shard_index for it in stage) == list(range(stage[0].shard_count))
+            for stage in stages.values()
+        )
+    )
 
 
 @in_its_time
@@ -225,37 +233,25 @@ def test_a_replica_is_ready_exactly_when_a_dumb_look_at_the_last_reports_says_so
 ) -> None:
     world = World(is_checked=False)
     tell(world, (one for reports in told.values() for one in reports))
-    claims: dict[tuple, dict[int, dict[Generation, list]]] = {}
-    for worker, reports in told.items():
+    claims: dict[tuple, dict[Generation, list[Any]]] = {}
+    for reports in told.values():
         for it in reports[-1].shards if reports else ():
             if it.state is not ShardState.STOPPED:
-                stages = claims.setdefault((it.deployment, it.replica_index), {})
-                stages.setdefault(it.stage_id, {}).setdefault(it.generation, []).append(
-                    (worker, it)
-                )
+                starts = claims.setdefault((it.deployment, it.replica_index), {})
+                starts.setdefault(it.generation, []).append(it)
     views = {
         (view.name, replica.key.index): replica
         for view in world.registry.deployments()
         for replica in view.replicas
     }
     assert views.keys() == claims.keys()
-    for key, stages in claims.items():
-        chosen = {
-            stage: max((it for it in sets if is_routable(sets[it])), default=None)
-            for stage, sets in stages.items()
-        }
-        sizes = {
-            sets[generation][0][1].stage_count
-            for stage, sets in stages.items()
-            if (generation := chosen[stage]) is not None
-        }
+    for key, starts in claims.items():
+        chosen = max((it for it in starts if is_routable(starts[it])), default=None)
         view = views[key]
-        if view.state is ReplicaState.READY:
-            assert all(chosen.values()) and len(stages) == max(sizes)
-            got = {(it.record.stage_id, it.record.generation) for it in view.shards}
-            assert got == set(chosen.items())
-        else:
-            assert not all(chosen.values()) or len(stages) != max(sizes)
+        assert (view.state is ReplicaState.READY) is (chosen is not None)
+        if chosen is not None:
+            got = {it.record.instance_id for it in view.shards}
+            assert got == {it.instance_id for it in starts[chosen]}
         ordered = [(it.record.stage_id, it.record.shard_index) for it in view.shards]
         assert ordered == sorted(ordered)
 

@@ -172,6 +172,63 @@ def test_shards_of_two_generations_are_never_put_together() -> None:
     assert shards_of(view) == [(0, 1, "w2")], "the newest set is shown, alone"
 
 
+def half_copies() -> list[tuple]:
+    """Two starts of a replica, each READY where the other is not."""
+
+    def stage(number, n, **changes):
+        return shard(stage=number, stage_count=2, n=n, **changes)
+
+    gone = ShardState.FAILED
+    return [
+        ("w1", stage(0, 5)), ("w1", stage(1, 5, state=gone, state_reason="OOM")),
+        ("w2", stage(0, 4, state=gone)), ("w2", stage(1, 4)),
+    ]  # fmt: skip
+
+
+def test_a_replica_is_never_put_together_of_two_half_copies() -> None:
+    view = derive(*half_copies())
+
+    assert view.state is ReplicaState.FAILED
+    assert {it.worker_id for it in view.shards} == {"w1"}, "the newer start is shown, alone"
+    assert view.reason == "1 of 2 shards READY: stage 1 (s1) on worker w1 FAILED: OOM"
+
+
+def test_a_stage_that_only_another_start_has_is_shown_and_counts_as_missing() -> None:
+    view = derive(half_copies()[0], half_copies()[3])
+
+    assert view.state is ReplicaState.PARTIAL
+    assert (view.ready_shard_count, view.shard_count) == (1, 2)
+    assert shards_of(view) == [(0, 0, "w1"), (1, 0, "w2")]
+    assert "stage 1 (s1) reported of another start only (operation 4-x-4)" in view.reason
+    assert "when workers report what is missing" in view.next_action
+
+
+def test_a_stage_that_failed_in_another_start_fails_a_replica_that_misses_it() -> None:
+    failed = replace(half_copies()[3][1], state=ShardState.FAILED)
+
+    assert derive(half_copies()[0], ("w2", failed)).state is ReplicaState.FAILED
+
+
+def test_an_older_start_that_is_whole_stands_for_a_replica_beside_half_a_newer_one() -> None:
+    view = derive(*half_copies()[:2], *(("w3", it) for it in replica_shards(stages=2, n=3)))
+
+    assert view.state is ReplicaState.READY
+    assert {it.record.generation for it in view.shards} == {gen(3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"stage_count": 3}, "say 2 and 3 stages"), ({"operation_id": "x"}, "'x'")]
+)
+def test_stages_of_one_generation_that_contradict_each_other_are_a_conflict(change, said) -> None:
+    first, second = replica_shards(stages=2)
+
+    view = derive(first, replace(second, **change))
+
+    assert view.state is ReplicaState.PARTIAL
+    assert "CONFLICT" in view.reason
+    assert said.strip("'") in view.reason
+
+
 def test_a_failed_start_does_not_hide_what_was_committed_before_it() -> None:
     adopting = shard(n=1, state=ShardState.ADOPTING)
 

@@ -1,22 +1,22 @@
 """Replicas as a pure function of the claims on them: what a replica is, and why.
 
 Decided here: which claims count, the state of a replica, and the sentence that explains it. Not
-decided here: the set that stands for a stage (`stage_sets`), a deployment's state (`compose`), and
-what is done about it (`reconcile`).
+decided here: the start that stands for a replica (`stage_sets`), a deployment's state (`compose`),
+and what is done about it (`reconcile`).
 
-Invariant: a replica is READY only when each of its stages has one complete set without
+Invariant: a replica is READY only when one start of it has, for each stage, a complete set without
 contradictions whose shards are all READY and committed; nothing else is ever routed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stagekeeper.core.ids import Generation, ReplicaKey, StageId, WorkerId
 from stagekeeper.core.model import DeploymentSpec, ReplicaView, ShardRecord
 from stagekeeper.core.operations import FailureNote
-from stagekeeper.core.stage_sets import Claim, StageSet, routed_shards, shown_sets
+from stagekeeper.core.stage_sets import Claim, Shown, StageSet, choose_shown, routed_shards
 from stagekeeper.core.states import ReplicaState, ShardState, WorkerState
 
 PROBLEMS_SHOWN = 4
@@ -64,15 +64,11 @@ def derive_replica(
     live, is_leaving = _claims_in_play(claims, context)
     if not live:
         return None if is_leaving or not context.must_be_shown else _unreported(key, context)
-    shown = shown_sets(live, context.spec)
-    if context.spec is not None:
-        stage_count = len(context.spec.stages)
-    else:
-        stage_count = max(one.claims[0].record.stage_count for one in shown)
-    if len(shown) == stage_count and not is_leaving and all(one.is_routable for one in shown):
-        shards = routed_shards(shown)
+    shown = choose_shown(live, context.spec)
+    if not is_leaving and shown.start.is_routable:
+        shards = routed_shards(shown.start.sets)
         return ReplicaView(key, ReplicaState.READY, len(shards), len(shards), shards=shards)
-    findings = _findings(shown, stage_count, context.spec)
+    findings = _findings(shown, context.spec)
     state, reason, next_action = _verdict(findings, is_leaving, context)
     return ReplicaView(
         key=key,
@@ -81,7 +77,7 @@ def derive_replica(
         shard_count=findings.shard_count,
         reason=reason,
         next_action=next_action,
-        shards=routed_shards(shown),
+        shards=routed_shards(shown.sets),
     )
 
 
@@ -153,6 +149,20 @@ class _Findings:
         for claim in one.claims:
             self._add_claim(one.label, claim)
 
+    def add_other(self, one: StageSet) -> None:
+        """Add a set of another start: of this one that stage is missing."""
+        self.shard_count += one.shard_count
+        if one.conflict:
+            self.conflicts.append(f"{one.label} is in CONFLICT: {one.conflict}")
+            return
+        self.missing.append(
+            f"{one.label} reported of another start only (operation "
+            f"{one.claims[0].record.operation_id}), and two starts are never put together"
+        )
+        for claim in one.claims:
+            if claim.record.state is ShardState.FAILED:
+                self._add_claim(one.label, claim)
+
     def _add_claim(self, label: str, claim: Claim) -> None:
         record = claim.record
         where = f"{label} on worker {claim.worker_id}"
@@ -180,14 +190,19 @@ def _because(record: ShardRecord) -> str:
     return f": {record.state_reason}" if record.state_reason else ""
 
 
-def _findings(
-    shown: Sequence[StageSet], stage_count: int, spec: DeploymentSpec | None
-) -> _Findings:
+def _findings(shown: Shown, spec: DeploymentSpec | None) -> _Findings:
     findings = _Findings()
-    by_stage = {one.stage_id: one for one in shown}
-    for number in range(max(stage_count, shown[-1].stage_id + 1)):
+    by_stage = {one.stage_id: one for one in shown.sets}
+    elsewhere = {one.stage_id for one in shown.others}
+    if spec is not None:
+        stage_count = len(spec.stages)
+    else:
+        stage_count = max(one.claims[0].record.stage_count for one in by_stage.values())
+    for number in range(max(stage_count, max(by_stage) + 1)):
         one = by_stage.get(StageId(number))
-        if one is not None:
+        if one is not None and number in elsewhere:
+            findings.add_other(one)
+        elif one is not None:
             findings.add_set(one)
         elif number < stage_count:
             known = spec is not None and number < len(spec.stages)

@@ -103,10 +103,9 @@ def _is_superseded(cluster: Cluster, record: ShardRecord) -> bool:
     view = cluster.views.get(record.replica)
     if view is None or view.state is not ReplicaState.READY:
         return False
-    winners = [it for it in view.shards if it.record.stage_id == record.stage_id]
     return all(
         winner.record.generation > record.generation and winner.worker_state is WorkerState.ALIVE
-        for winner in winners
+        for winner in view.shards
     )
 
 
