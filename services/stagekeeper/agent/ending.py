@@ -1,9 +1,9 @@
 """The end of a stage's processes: asked for, waited for, forced, proven.
 
 To be asked is for the main process alone: over its socket, or by SIGTERM where that cannot be said.
-SIGKILL goes to every process in its session or with its instance id in the environment. Decided here: in which order, and when it
-is over. Not decided here: why a stage ends. Invariant: `gone` is set only after a look at all
-processes of the host that found none of this instance.
+SIGKILL goes to every process in its session or with its instance id in the environment. Decided
+here: in which order, and when it is over. Not decided here: why a stage ends. Invariant: `gone` is
+set only after a look at all processes of the host that found none of this instance.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A POSIX record lock: the kernel frees it with its holder, and a process that the agent starts does
 not inherit it. Closing any descriptor of the file in this process would drop it, so nothing else
 opens the file. It is never unlinked: two agents could then each lock a file of that name.
+
+Others of the host may write beside it. Invariant: no symbolic link is followed at the folder's name
+or the file's, and modes are set on nothing that was there before.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from stagekeeper.core.ids import WorkerId
 
 # struct flock of Linux on 64 bits: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi")
+
+HOST_LOCK_DIR: Final = Path("/run/lock/stagekeeper")
 
 
 class LockHeld(Exception):
@@ -47,13 +52,8 @@ class FileLock:
             LockHeld: naming the holder.
             OSError: the file can neither be made nor opened for writing.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = _open_or_make(path)
         try:
-            try:
-                # Others of this host must be able to open it too, whatever the umask says.
-                os.fchmod(descriptor, 0o666)
-            except PermissionError:
-                pass
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -78,33 +78,88 @@ def _holder(descriptor: int) -> int | None:
     return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
 
+def _open_or_make(path: Path) -> int:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        # Without O_CREAT, which the kernel refuses for another user's file in a sticky folder.
+        descriptor = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise PermissionError(f"{path} is no regular file") from None
+        return descriptor
+    # Others of this host must be able to open it too, whatever the umask says.
+    os.fchmod(descriptor, 0o666)
+    return descriptor
+
+
 def default_lock_dir() -> Path:
-    """Return the host's folder for locks, or this user's where that one cannot be written."""
-    for candidate in (Path("/run/lock/stagekeeper"), _user_lock_dir()):
-        try:
-            make_lock_dir(candidate)
-        except OSError:
-            continue
-        return candidate
-    return _user_lock_dir()
+    """Choose the host's folder for locks, or this user's where that one cannot be had.
+
+    Nothing is made here: whoever takes a lock makes the folder first.
+    """
+    return HOST_LOCK_DIR if _can_be_had(HOST_LOCK_DIR) else _user_lock_dir()
 
 
 def make_lock_dir(path: Path) -> None:
     """Make the folder, open to every user of the host, as `/tmp` is.
 
     Raises:
-        OSError: it cannot be made or written.
+        OSError: it cannot be made or written, or others could put something in its place.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    if stat.S_IMODE(path.stat().st_mode) != 0o1777 and path.stat().st_uid == os.getuid():
-        path.chmod(0o1777)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    if stat.S_ISLNK(path.lstat().st_mode):
+        raise PermissionError(_refusal(path, "is a symbolic link"))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if problem := _problem(os.fstat(descriptor)):
+            raise PermissionError(_refusal(path, problem))
+        if is_new:
+            os.fchmod(descriptor, 0o1777)
+    finally:
+        os.close(descriptor)
     if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be written")
+        raise PermissionError(_refusal(path, "cannot be written"))
+
+
+def _can_be_had(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return os.access(path.parent, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+    return not _problem(status) and os.access(path, os.W_OK | os.X_OK)
+
+
+def _problem(status: os.stat_result) -> str:
+    """Say why locks in this folder would hold nobody; empty where they do."""
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    if status.st_uid not in (0, os.getuid()):
+        return f"belongs to user {status.st_uid}, who could replace the locks in it"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+        return "can be written by others and is not sticky"
+    return ""
+
+
+def _refusal(path: Path, problem: str) -> str:
+    return (
+        f"lock dir {path} {problem}: choose another --lock-dir, or have root make it "
+        f"(install -d -m 1777 {path})"
+    )
 
 
 def _user_lock_dir() -> Path:
-    runtime_dir = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/stagekeeper-{os.getuid()}"
-    return Path(runtime_dir) / "stagekeeper"
+    if runtime_dir := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime_dir) / "stagekeeper"
+    return Path(f"/tmp/stagekeeper-{os.getuid()}")
 
 
 def take_worker_lock(lock_dir: Path, worker_id: WorkerId) -> FileLock:
