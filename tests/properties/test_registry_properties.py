@@ -62,9 +62,25 @@ def records(draw: Any, worker: str) -> Any:
 
 
 @st.composite
+def starts(draw: Any, worker: str) -> list:
+    """What is left of one start of a replica with two stages: several workers may have one."""
+    n = draw(st.integers(1, 3))
+    return [
+        shard(
+            stage=stage,
+            stage_count=2,
+            n=n,
+            state=draw(st.sampled_from([ShardState.READY, ShardState.FAILED])),
+            instance_id=f"{worker}:m/0/{stage}/0/{n}",
+        )
+        for stage in draw(st.sampled_from([[0, 1], [0, 1], [0], [1]]))
+    ]
+
+
+@st.composite
 def slices(draw: Any, worker: str) -> Any:
     """The shards of one report, each once."""
-    drawn = draw(st.lists(records(worker), max_size=4))
+    drawn = draw(st.one_of(st.lists(records(worker), max_size=4), starts(worker)))
     return tuple({it.instance_id: it for it in drawn}.values())
 
 
