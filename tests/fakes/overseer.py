@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._channel: grpc.aio.Channel | None = None
         self._address = ""
+        self._newest: Counter[str] = Counter()
 
     async def __aenter__(self) -> Overseer:
         add_DiscoveryServiceServicer_to_server(self, self._server)
@@ -79,6 +81,10 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
     async def __aexit__(self, *_: object) -> None:
         if self._channel is not None:
             await self._channel.close()
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Answer nobody any more. A second call changes nothing."""
         await self._server.stop(0)
 
     # --- what agents call
@@ -170,6 +176,7 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
 
     def stream(self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan) -> Any:
         """Take a step; what the agent says is read as it comes."""
+        self._newest[plan.deployment] = max(self._newest[plan.deployment], plan.generation.n)
         request = plan_to_proto(plan, self.header(), step)
         return self.agent.InitStage(request, timeout=CALL_TIMEOUT_S)
 
@@ -195,15 +202,17 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
         stage_id: int = 0,
         *,
         deployment: str = "m",
-        up_to: int = 1_000,
+        up_to: int | None = None,
         budget_s: float | None = None,
     ) -> agent_pb2.StopStageResponse:
+        """Stop a slot, by default up to the newest generation that was given."""
+        n = self._newest[deployment] if up_to is None else up_to
         return await self.agent.StopStage(
             agent_pb2.StopStageRequest(
                 header=self.header(),
                 deployment=deployment,
                 stage_id=stage_id,
-                up_to_generation=generation_to_proto(Generation(self.epoch, up_to)),
+                up_to_generation=generation_to_proto(Generation(self.epoch, n)),
                 budget_s=budget_s,
                 reason="test",
             ),

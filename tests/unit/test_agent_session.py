@@ -73,7 +73,7 @@ class World:
         self.slice = WorkerSlice("default", self.report)
         self.failures: dict[FailureId, Failure] = {}
         self.settled_operations: list[OperationId] = []
-        self.beats = 0
+        self.broken: list[tuple[str, BaseException]] = []
         self.session = Session(
             self.settings,
             self.identity,
@@ -83,7 +83,7 @@ class World:
             transport=self.network,
             clock=self.clock,
             random=lambda: self.chance,
-            on_beat=self.count_beat,
+            on_broken=lambda name, error: self.broken.append((name, error)),
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -97,9 +97,6 @@ class World:
             highest_epoch=self.identity.highest_epoch,
             failures=tuple(self.failures.values()),
         )
-
-    def count_beat(self) -> None:
-        self.beats += 1
 
     def settle(self, failure_ids, operation_ids) -> None:
         for failure_id in failure_ids:
@@ -306,6 +303,29 @@ async def test_failed_report_drops_its_connection_and_is_made_again_on_the_next(
     assert len(world.network.reports) == 2
 
 
+async def test_report_that_breaks_is_told_at_once(world):
+    await world.run()
+    world.failures = {FailureId("f1"): failure()}
+    bug = TypeError("a bug")
+    world.network.answers["report"] = lambda request: (_ for _ in ()).throw(bug)
+
+    world.session.failure_spooled()
+    await world.clock.settle()
+
+    assert world.broken == [("reports/f1", bug)]
+
+
+async def test_report_under_way_ends_with_the_session(world):
+    world.failures = {FailureId("f1"): failure()}
+    world.network.holds = {"report": asyncio.get_running_loop().create_future()}
+    await world.run()
+
+    await world.stop()
+
+    assert not [it for it in asyncio.all_tasks() if "f1" in it.get_name()]
+    assert world.broken == []
+
+
 async def test_first_wait_after_a_success_is_short_again(world):
     world.network.is_up = False
     await world.run()
@@ -344,7 +364,6 @@ async def test_heartbeats_follow_the_pace_of_the_server_and_name_the_slice(world
     await world.clock.advance(9.1)
 
     assert len(world.network.heartbeats) == 3
-    assert world.beats == 3
     registered = world.network.registrations[0]
     beat = world.network.heartbeats[0]
     assert (beat.revision, beat.digest) == (registered.revision, registered.digest)

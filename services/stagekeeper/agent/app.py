@@ -36,6 +36,7 @@ from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.reservation import Admission
+from stagekeeper.agent.rounds import Rounds
 from stagekeeper.agent.session import Session
 from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.agent.spawning import Spawner
@@ -48,14 +49,12 @@ from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.core.ids import FailureId, OperationId
 from stagekeeper.core.model import Failure, WorkerReport
 from stagekeeper.runtime.clock import Clock, SystemClock
-from stagekeeper.runtime.process import resident_bytes
 from stagekeeper.runtime.server import Server
 from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 
 _log = structlog.get_logger(__name__)
 
-_FIGURES_INTERVAL_S: Final = 5.0
 _GOODBYE_S: Final = 10.0
 """What the end of an agent may take: for undoing what is not committed, and for stops under way."""
 _FLUSH_S: Final = 1.0
@@ -85,7 +84,6 @@ class Agent:
         self._transport = transport or GrpcTransport(settings.endpoint)
         self._owner = TaskOwner("agent", self._task_failed)
         self._locks: list[FileLock] = []
-        self._figures_read_at = float("-inf")
         self.adopted_count = 0
         self.registered = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -132,9 +130,10 @@ class Agent:
             transport=self._transport,
             clock=self._clock,
             random=random.random,
-            on_beat=self._read_figures,
             on_registered=self.registered.set,
+            on_broken=self._task_failed,
         )
+        _ = self._owner.start("rounds", self._rounds.run())
         self._session_task = self._owner.start("session", self._run_session())
 
     async def stop(self) -> None:
@@ -184,11 +183,17 @@ class Agent:
         self._stages = Stages(
             records, self._ledger, deaths, self._owner, self._clock, self._slice.changed
         )
-        self._liveness = Liveness(
-            self._owner,
+        self._rounds = Rounds(
+            self._stages,
+            Liveness(
+                self._owner,
+                self._clock,
+                busy_after_s=settings.busy_after_s,
+                stall_after_s=settings.stall_after_s,
+            ),
+            self._oom,
             self._clock,
             busy_after_s=settings.busy_after_s,
-            stall_after_s=settings.stall_after_s,
         )
         self._operations = self._make_operations(store, deaths)
         self._stopping = Stopping(self._stages, self._operations, self._owner)
@@ -282,19 +287,6 @@ class Agent:
     def _stage_failed(self, stage: StageProcess, failure: Failure) -> None:
         self._slice.changed()
         self._operations.stage_failed(stage, failure)
-
-    def _read_figures(self) -> None:
-        """Look at each stage's signs of life; at its memory less often, which costs more."""
-        self._oom.look()
-        for stage in self._stages:
-            self._liveness.look(stage)
-        now = self._clock.monotonic()
-        if now - self._figures_read_at < _FIGURES_INTERVAL_S:
-            return
-        self._figures_read_at = now
-        for stage in self._stages:
-            if stage.handle is not None and stage.holds_processes:
-                stage.update(memory_bytes=resident_bytes(stage.handle.pid))
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         """Fail fast: the next agent takes everything over, and an unwatched stage helps nobody."""

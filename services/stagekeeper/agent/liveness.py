@@ -1,10 +1,10 @@
 """Signs of life of stages that are in service: BUSY without progress, STALLED without any sign.
 
-Looked at with each heartbeat. A process tells that it works, and for how long without progress; one
-that holds the interpreter's lock cannot even do that, and it may have taken the lock before it told
-that it has work. So a stage that has been silent for a while is asked for its health, and its
-silence counts only while that question is open. Decided here: when silence is BUSY and when it is
-STALLED. Not decided here: what follows from it.
+Looked at with each of the agent's rounds. A process tells that it works, and for how long without
+progress; one that holds the interpreter's lock cannot even do that, and it may have taken the lock
+before it told that it has work. So a stage that has been silent for a while is asked for its
+health, and its silence counts only while that question is open. Decided here: when silence is BUSY
+and when it is STALLED. Not decided here: what follows from it.
 
 Invariant: a stage that answers is never STALLED.
 """

@@ -1,7 +1,7 @@
 """Whether the kernel killed for memory: evidence for a SIGKILL that nobody of ours sent.
 
-The kernel counts its kills per control group, and for the whole host. The counters are read at each
-heartbeat and at a death, so a kill counts for a death that follows within a beat.
+The kernel counts its kills per control group, and for the whole host. The counters are read with
+each of the agent's rounds and at a death, so a kill counts for a death that follows within a round.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from stagekeeper.core.model import Failure
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.convert import epoch_from_proto, failure_to_proto
 from stagekeeper.runtime.retry import FailedAttempt, GaveUp, Retry
+from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 
 _log = structlog.get_logger(__name__)
@@ -54,8 +55,9 @@ class Session:
     """Finds a supervisor, registers, beats, for ever.
 
     Args:
-        on_beat: called before each heartbeat; where figures are read.
         on_registered: called after the first registration of each connection.
+        on_broken: called with (task name, exception) when a task beside the session ends with an
+            error that no new connection would mend; by default it is logged.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class Session:
         transport: Transport,
         clock: Clock,
         random: Callable[[], float],
-        on_beat: Callable[[], None] = lambda: None,
         on_registered: Callable[[], None] = lambda: None,
+        on_broken: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._settings = settings
         self._identity = identity
@@ -80,12 +82,11 @@ class Session:
         self._transport = transport
         self._clock = clock
         self._random = random
-        self._on_beat = on_beat
         self._on_registered = on_registered
         self._connection: Connection | None = None
         self._generations = 0
         self._wake = asyncio.Event()
-        self._reports: set[asyncio.Task[None]] = set()
+        self._reports = TaskOwner("reports", on_broken)
         worker_slice.on_change = self._wake.set
         self._retry = Retry(
             settings.reconnect,
@@ -223,7 +224,6 @@ class Session:
             due = self._clock.monotonic() + connection.next_heartbeat_s
 
     async def _beat(self, connection: Connection) -> None:
-        self._on_beat()
         request = supervisor_pb2.HeartbeatRequest(
             cluster=self._settings.cluster,
             worker_id=self._identity.worker_id,
@@ -266,11 +266,7 @@ class Session:
             if failure.failure_id in connection.reported:
                 continue
             connection.reported.add(failure.failure_id)
-            task = asyncio.create_task(
-                self._report(connection, failure), name=f"report of {failure.failure_id}"
-            )
-            self._reports.add(task)
-            task.add_done_callback(self._reports.discard)
+            _ = self._reports.start(failure.failure_id, self._report(connection, failure))
 
     async def _report(self, connection: Connection, failure: Failure) -> None:
         request = supervisor_pb2.ReportFailureRequest(
@@ -310,11 +306,7 @@ class Session:
         if connection is not None:
             connection.registered_revision = 0
             await connection.link.close()
-        reports = list(self._reports)
-        for task in reports:
-            task.cancel()
-        if reports:
-            await asyncio.wait(reports)
+        await self._reports.stop()
 
     def _refused(self, error: CallFailed) -> Exception:
         """Say what a refused registration means for the next attempt."""
