@@ -9,7 +9,7 @@ import pytest
 
 from stagekeeper.actor import CallContext, context
 from stagekeeper.stage.value_channel import ValueChannel
-from stagekeeper.stage.workers import Workers
+from stagekeeper.stage.workers import NoThread, Workers
 
 variable: ContextVar[str] = ContextVar("variable", default="clean")
 
@@ -52,6 +52,51 @@ async def test_threads_are_made_as_needed_and_never_more_than_the_limit():
 
     assert one_at_a_time == 1
     assert workers._thread_count == 3
+
+
+@pytest.fixture
+def threads_run_out(monkeypatch):
+    """Let no thread start any more, as on a host whose limit is reached; `undo` lifts that."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def run_out() -> None:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    run_out.undo = monkeypatch.undo  # type: ignore[attr-defined]
+    return run_out
+
+
+async def test_work_that_gets_no_thread_ends_and_leaves_no_trace(threads_run_out):
+    workers = Workers("w", 1)
+    ended: list[int] = []
+    threads_run_out()
+    for _ in range(3):
+        with pytest.raises(NoThread, match="can't start new thread"):
+            await workers.run(CallContext(), lambda: None, on_end=lambda: ended.append(1))
+    threads_run_out.undo()
+
+    assert ended == [1, 1, 1]
+    assert await asyncio.wait_for(workers.run(CallContext(), lambda: "ran"), 10) == "ran"
+
+
+async def test_work_waits_for_the_threads_there_are_when_no_other_can_start(threads_run_out):
+    workers = Workers("w", 2)
+    gate = threading.Event()
+    first = asyncio.create_task(workers.run(CallContext(), gate.wait))
+    await asyncio.sleep(0)
+    threads_run_out()
+    second = asyncio.create_task(workers.run(CallContext(), lambda: "ran"))
+    await asyncio.sleep(0)
+    threads_run_out.undo()
+    was_done = second.done()
+
+    gate.set()
+
+    assert not was_done
+    assert await asyncio.wait_for(first, 10)
+    assert await asyncio.wait_for(second, 10) == "ran"
 
 
 async def test_variable_that_a_call_sets_is_not_there_for_the_next():

@@ -26,7 +26,7 @@ from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.stage.activity import Activity, Work
 from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
-from stagekeeper.stage.workers import Workers
+from stagekeeper.stage.workers import NoThread, Workers
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.payload import (
     PayloadError,
@@ -229,12 +229,10 @@ class Dispatcher:
                     if not channel.put(encode(value, content_type)):
                         return
             finally:
-                try:
-                    values.close()
-                finally:
-                    channel.close()
+                values.close()
 
         running = asyncio.ensure_future(self._threads.run(work, run))
+        running.add_done_callback(lambda _: channel.close())  # also where it was never begun
         try:
             async for payload in channel:
                 await send(payload)
@@ -259,6 +257,12 @@ class Dispatcher:
                 raise error
         if isinstance(error, GeneratorExit):
             raise error
+        if isinstance(error, NoThread):
+            raise Refused(
+                Reason.TOO_MANY_CALLS,
+                f"{self._name} has no thread for {work.name}, and can start none ({error}): its "
+                "host's limit of processes is reached; nothing was executed",
+            ) from error
         if isinstance(error, PayloadError):
             kind, message = type(error).__qualname__, f"its result cannot be sent: {error}"
         else:

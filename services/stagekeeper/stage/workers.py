@@ -28,6 +28,10 @@ from stagekeeper.actor.call_context import enter_call
 T = TypeVar("T")
 
 
+class NoThread(Exception):
+    """The process may have no further thread, and has none that could do the work."""
+
+
 @dataclass(slots=True, eq=False)
 class _Job(Generic[T]):
     """One piece of plain code, and then its outcome: `values` holds one, or `error` is set."""
@@ -68,20 +72,33 @@ class Workers:
         that has not begun by then never begins.
 
         Args:
-            on_end: called once, in the thread, when the function has ended or was not begun.
+            on_end: called once, in the thread, when the function has ended or was not begun; also
+                where that was for want of a thread.
+
+        Raises:
+            NoThread: the function was not begun.
         """
         job: _Job[T] = _Job(function, work, on_end, self._loop.create_future(), [])
+        if self._job_count >= self._thread_count < self._limit:
+            try:
+                self._add_thread()
+            except RuntimeError as error:  # a limit on processes or memory
+                if not self._thread_count:
+                    if on_end is not None:
+                        on_end()
+                    raise NoThread(str(error)) from error
+                # The threads there are take it in its turn; the next call asks for another again.
         self._job_count += 1
-        if self._job_count > self._thread_count < self._limit:
-            self._thread_count += 1
-            threading.Thread(
-                target=self._serve, name=f"{self._name}-{self._thread_count}", daemon=True
-            ).start()
         self._jobs.put(job)
         values = await job.future
         if job.error is not None:
             raise job.error
         return values[0]
+
+    def _add_thread(self) -> None:
+        number = self._thread_count + 1
+        threading.Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+        self._thread_count = number
 
     def _serve(self) -> None:
         while True:

@@ -33,11 +33,12 @@ class StageServiceStub:
 
     The codes of every call: ABORTED STALE_ROUTE: `instance_id` names another start of a process;
     nothing was executed, so take a fresh route and retry. NOT_FOUND ENDPOINT_UNKNOWN: the message
-    lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running; nothing was
-    executed. UNAVAILABLE DRAINING: it is stopping; nothing was executed. INVALID_ARGUMENT BAD_FIELD:
-    the payload does not decode or does not fit the endpoint's parameters; nothing was executed.
-    UNKNOWN ENDPOINT_RAISED (metadata `type`, `traceback`, `rank`): the endpoint ran and raised; look
-    at its code. DEADLINE_EXCEEDED, CANCELLED: the endpoint was told and may have run.
+    lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running, or the host
+    lets the process start no thread; nothing was executed. UNAVAILABLE DRAINING: it is stopping;
+    nothing was executed. INVALID_ARGUMENT BAD_FIELD: the payload does not decode or does not fit the
+    endpoint's parameters; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
+    `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
+    CANCELLED: the endpoint was told and may have run.
     """
 
     @_typing.overload
@@ -60,11 +61,12 @@ class StageServiceAsyncStub(StageServiceStub):
 
     The codes of every call: ABORTED STALE_ROUTE: `instance_id` names another start of a process;
     nothing was executed, so take a fresh route and retry. NOT_FOUND ENDPOINT_UNKNOWN: the message
-    lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running; nothing was
-    executed. UNAVAILABLE DRAINING: it is stopping; nothing was executed. INVALID_ARGUMENT BAD_FIELD:
-    the payload does not decode or does not fit the endpoint's parameters; nothing was executed.
-    UNKNOWN ENDPOINT_RAISED (metadata `type`, `traceback`, `rank`): the endpoint ran and raised; look
-    at its code. DEADLINE_EXCEEDED, CANCELLED: the endpoint was told and may have run.
+    lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running, or the host
+    lets the process start no thread; nothing was executed. UNAVAILABLE DRAINING: it is stopping;
+    nothing was executed. INVALID_ARGUMENT BAD_FIELD: the payload does not decode or does not fit the
+    endpoint's parameters; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
+    `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
+    CANCELLED: the endpoint was told and may have run.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -83,11 +85,12 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
 
     The codes of every call: ABORTED STALE_ROUTE: `instance_id` names another start of a process;
     nothing was executed, so take a fresh route and retry. NOT_FOUND ENDPOINT_UNKNOWN: the message
-    lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running; nothing was
-    executed. UNAVAILABLE DRAINING: it is stopping; nothing was executed. INVALID_ARGUMENT BAD_FIELD:
-    the payload does not decode or does not fit the endpoint's parameters; nothing was executed.
-    UNKNOWN ENDPOINT_RAISED (metadata `type`, `traceback`, `rank`): the endpoint ran and raised; look
-    at its code. DEADLINE_EXCEEDED, CANCELLED: the endpoint was told and may have run.
+    lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running, or the host
+    lets the process start no thread; nothing was executed. UNAVAILABLE DRAINING: it is stopping;
+    nothing was executed. INVALID_ARGUMENT BAD_FIELD: the payload does not decode or does not fit the
+    endpoint's parameters; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
+    `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
+    CANCELLED: the endpoint was told and may have run.
     """
 
     @_abc_1.abstractmethod
