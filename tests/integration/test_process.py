@@ -294,3 +294,17 @@ async def test_exit_is_known_before_the_child_is_reaped(tmp_path, mark):
     assert handle.reap() == ExitStatus(code=3)
     assert process.read_stat(handle.pid) is None
     handle.close()
+
+
+def test_child_that_cannot_be_held_is_not_left_behind(tmp_path, mark, monkeypatch):
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    def none_left(pid: int) -> int:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    with pytest.raises(OSError, match="too many"):
+        start(tmp_path, mark, "sleep", "600", go=False)
+
+    assert find_members(MARK, mark) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors

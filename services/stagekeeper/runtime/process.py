@@ -312,8 +312,16 @@ def spawn(
         raise
     finally:
         os.close(read_end)
-    # It is our child and was not reaped, so the pid is its own; it may have ended already.
-    stat = read_stat(child.pid)
-    assert stat is not None
-    handle = ProcessHandle(stat.identity, os.pidfd_open(child.pid), child)
+    try:
+        # It is our child and was not reaped, so the pid is its own; it may have ended already.
+        stat = read_stat(child.pid)
+        if stat is None:
+            raise OSError(f"/proc does not show the process {child.pid} that was just started")
+        handle = ProcessHandle(stat.identity, os.pidfd_open(child.pid), child)
+    except BaseException:
+        # Nobody would own it. It waits for its line, so there is nothing that it could lose.
+        os.close(write_end)
+        child.kill()
+        child.wait()
+        raise
     return WaitingProcess(handle, write_end)
