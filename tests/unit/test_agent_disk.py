@@ -210,6 +210,25 @@ def test_logs_of_slots_that_are_long_gone_are_bounded(directory):
     assert len(list(directory.stages.iterdir())) == KEPT_LOGS
 
 
+def test_log_that_is_superfluous_for_two_reasons_is_removed_once(directory):
+    store = RecordStore(directory)
+
+    def lives_and_ends(instance: str, stage_id: int, n: int) -> None:
+        it = record(instance, stage_id=stage_id, n=n)
+        store.prepare(it, launch(directory, instance))
+        store.end(it)
+
+    for n in (1, 2):
+        lives_and_ends(f"first-{n}", stage_id=0, n=n)
+    for stage_id in range(1, KEPT_LOGS - 1):
+        lives_and_ends(f"i{stage_id}", stage_id=stage_id, n=1)
+
+    lives_and_ends("first-3", stage_id=0, n=3)
+
+    assert len(list(directory.stages.iterdir())) == KEPT_LOGS
+    assert store.instances_of(record().shard.slot) == ["first-3", "first-2"]
+
+
 # --- operations
 
 

@@ -10,7 +10,6 @@ Invariant: a process that an agent let go is on record with its pid and ticks.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -142,16 +141,15 @@ class RecordStore:
         return [it.instance_id for it in sorted(known, key=lambda it: it.order, reverse=True)]
 
     def _prune(self, slot: SlotKey) -> None:
-        for instance_id in list(self._superfluous(slot)):
+        for instance_id in self._superfluous(slot):
             del self._ended[instance_id]
             shutil.rmtree(self._directory.run_dir(instance_id), ignore_errors=True)
 
-    def _superfluous(self, slot: SlotKey) -> Iterator[InstanceId]:
-        for instance_id in self.instances_of(slot)[KEPT_LOGS_PER_SLOT:]:
-            if instance_id in self._ended:
-                yield instance_id
+    def _superfluous(self, slot: SlotKey) -> set[InstanceId]:
+        older = self.instances_of(slot)[KEPT_LOGS_PER_SLOT:]
         # Slots of deployments that are long deleted: the first in are the first out.
-        yield from list(self._ended)[: max(0, len(self._ended) - KEPT_LOGS)]
+        first_in = list(self._ended)[: max(0, len(self._ended) - KEPT_LOGS)]
+        return {it for it in older if it in self._ended} | set(first_in)
 
 
 def _ended_of(record: StageRecord) -> EndedInstance:
