@@ -303,7 +303,7 @@ async def test_record_of_an_earlier_boot_is_gone_whatever_has_its_pid(overseer, 
     await agent.kill()
     (path,) = home.path.glob("s/agents/w/stages/*/record.json")
     path.write_text(path.read_text().replace(boot_id(), "00000000-earlier-boot"))
-    os.kill(pid, signal.SIGKILL)
+    assert identity_of(pid) is not None  # all but the boot speaks for it
 
     async with agent_in(home):
         assert overseer.last.replica_states[0].state == FAILED
