@@ -19,6 +19,7 @@ from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire import payload as codec
 from stagekeeper.wire.payload import JSON, MSGPACK, PayloadError, PayloadTooLarge
 from stagekeeper.wire.tensors import ITEM_BYTES
+from stagekeeper.wire.transport import MAX_PAYLOAD_BYTES
 
 in_its_time = settings(deadline=None)  # a busy machine is no failure
 
@@ -329,6 +330,22 @@ def test_too_large_payload_says_which_part_is_large():
     value = {"small": 1, "batch": [b"x", b"y" * (31 * 1024 * 1024)]}
     with pytest.raises(PayloadTooLarge, match=r"\$\['batch'\]\[1\]"):
         codec.encode(value)
+
+
+def _payload_of(size: int, content_type: str) -> Payload:
+    """Write one long value by hand, as a client of another make may send it."""
+    if content_type == JSON:
+        return Payload(content_type=JSON, text='"' + "x" * (size - 2) + '"')
+    head = b"\xc6" + (size - 5).to_bytes(4, "big")  # bin 32
+    return Payload(content_type=MSGPACK, data=head + bytes(size - 5))
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@pytest.mark.parametrize("read", [codec.decode, codec.decode_arguments])
+def test_payload_above_the_limit_is_refused_whoever_made_it(content_type, read):
+    assert read(_payload_of(MAX_PAYLOAD_BYTES, content_type))
+    with pytest.raises(PayloadTooLarge, match="in parts"):
+        read(_payload_of(MAX_PAYLOAD_BYTES + 1, content_type))
 
 
 def test_json_refuses_a_mix_of_arguments_it_cannot_say():
