@@ -11,6 +11,8 @@ import grpc
 import pytest
 
 from stagekeeper.agent.app import Agent
+from stagekeeper.agent.control_link import ControlLink, LinkError
+from stagekeeper.agent.records import RecordStore
 from stagekeeper.core.ids import Epoch
 from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
@@ -248,6 +250,39 @@ async def test_command_for_another_agent_or_of_another_reign_is_refused(
     assert (await refused(overseer.agent.CancelOperation(request, timeout=10)))[0] == reason
 
 
+async def test_reserve_that_is_behind_its_cancel_or_its_stop_is_refused(overseer, home, agent):
+    assert await overseer.cancel("op-1") is None
+    late, after = plan(stage("a"), n=1), plan(stage("a"), n=6)
+    assert (await refused(overseer.take(RESERVE, late)))[0] == "STALE_GENERATION"
+
+    assert (await overseer.stop(0, deployment="m", up_to=5)).stopped_count == 0
+    late = plan(stage("a"), n=5)
+    assert (await refused(overseer.take(RESERVE, late)))[0] == "STALE_GENERATION"
+    assert (await overseer.take(RESERVE, after)).state == types_pb2.OPERATION_STATE_RESERVED
+
+
+async def test_reserve_takes_the_place_of_one_that_started_nothing(overseer, home, agent):
+    await overseer.take(RESERVE, plan(stage("a", device="cpu:0", utilization=0.7), n=1))
+
+    second = plan(stage("a", device="cpu:0", utilization=0.8), n=2)
+    assert (await overseer.take(RESERVE, second)).state == types_pb2.OPERATION_STATE_RESERVED
+
+    assert await reserved_bytes(overseer) == {"cpu:0": int(0.8 * 2**30), "cpu:1": 0}
+    await overseer.hears(lambda it: len(it.operations) == 1, "the first one is settled")
+
+
+async def test_reserve_that_is_refused_leaves_the_one_before_it_alone(overseer, home, agent):
+    first = plan(stage("a", device="cpu:0", utilization=0.5), n=1)
+    await overseer.take(RESERVE, first)
+
+    too_much = plan(*(stage(it, device="cpu:0", utilization=0.6) for it in "ab"), n=2)
+    reason, message = await refused(overseer.take(RESERVE, too_much))
+
+    assert (reason, "m replica 0" in message) == ("ADMISSION_REFUSED", False)
+    assert await reserved_bytes(overseer) == {"cpu:0": int(0.5 * 2**30), "cpu:1": 0}
+    assert (await overseer.take(START, first)).state == STARTED
+
+
 # --- what is not let in
 
 
@@ -459,6 +494,59 @@ async def test_operation_that_no_call_joins_is_rolled_back_when_its_lease_is_ove
         assert len(home.processes) == 1
 
 
+async def test_stage_whose_cleanup_failed_is_counted_until_it_is_gone(
+    overseer, home, agent, monkeypatch
+):
+    """recovery-U12"""
+    p = plan(stage("a", device="cpu:0"), stage("b", device="cpu:1"))
+    await overseer.take(RESERVE, p)
+    await overseer.take(START, p)
+    await overseer.hears(lambda it: len(it.replica_states) == 2, "both are up")
+    of_b = overseer.shards["b"].instance_id
+    write = RecordStore.write
+
+    def on_full_disk(self, record):
+        if record.instance_id == of_b:
+            raise OSError("no space left on device")
+        write(self, record)
+
+    with monkeypatch.context() as full:
+        full.setattr(RecordStore, "write", on_full_disk)
+        record = await overseer.cancel("op-1")
+
+    assert record is not None and record.state == ROLLED_BACK
+    assert {entry.stage_id: entry.cleaned for entry in record.rollback} == {0: True, 1: False}
+    assert await reserved_bytes(overseer) == {"cpu:0": 0, "cpu:1": int(0.3 * 2**30)}
+    assert (await overseer.stop(1)).stopped_count == 1
+    assert await reserved_bytes(overseer) == {"cpu:0": 0, "cpu:1": 0}
+    assert home.processes == {}
+
+
+@pytest.mark.parametrize(("deaf_times", "outcome"), [(1, COMMITTED), (1_000, ROLLED_BACK)])
+async def test_nothing_is_committed_before_each_stage_knows_its_siblings(
+    overseer, home, agent, monkeypatch, deaf_times, outcome
+):
+    tell = ControlLink.set_peers
+    told = []
+
+    async def sometimes(self, peers, timeout_s):
+        told.append(len(peers))
+        if len(told) <= deaf_times:
+            raise LinkError("it does not listen")
+        await tell(self, peers, timeout_s)
+
+    monkeypatch.setattr(ControlLink, "set_peers", sometimes)
+
+    record = await overseer.bring_up(plan(stage("a"), stage("b")))
+
+    assert record.state == outcome
+    if outcome == COMMITTED:
+        assert told == [2, 2, 2]  # two at first, and the deaf one again
+    else:
+        assert "could not be told where its siblings are" in record.reason
+        assert home.processes == {}
+
+
 async def test_lease_waits_while_a_call_is_joined(overseer, home):
     async with agent_in(home, operation_lease_s=0.5):
         p = plan(slow("s", home))
@@ -564,6 +652,18 @@ async def test_stop_of_a_slot_that_is_starting_undoes_its_operation(overseer, ho
 
     assert (await starting).state == ROLLED_BACK
     assert home.processes == {}
+
+
+async def test_stop_of_an_older_generation_leaves_a_start_alone(overseer, home, agent):
+    p = plan(slow("s", home), n=5)
+    await overseer.take(RESERVE, p)
+    starting = asyncio.create_task(overseer.take(START, p))
+    await overseer.hears(lambda it: len(it.replica_states) == 1, "it starts")
+
+    assert (await overseer.stop(0, up_to=4)).stopped_count == 0
+    gate(home, "s").touch()
+
+    assert (await starting).state == STARTED
 
 
 # --- the agent's own end

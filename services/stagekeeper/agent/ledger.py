@@ -8,7 +8,7 @@ two operations are admitted to the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from stagekeeper.core.errors import FieldProblem, PlanError, Reason, Refused, bad_fields
@@ -32,8 +32,11 @@ class Ledger:
         self._totals = {device.device_id: device.total_bytes for device in devices}
         self._booked: dict[Booking, tuple[str, tuple[DeviceClaim, ...]]] = {}
 
-    def admit(self, stages: Sequence[StageStart]) -> None:
+    def admit(self, stages: Sequence[StageStart], *, without: Collection[OperationId] = ()) -> None:
         """Check that new stages fit beside all that is booked; books nothing.
+
+        Args:
+            without: operations whose claims are about to be freed.
 
         Raises:
             Refused: UNKNOWN_DEVICE, BAD_FIELD, or ADMISSION_REFUSED with the sum for each card.
@@ -49,7 +52,7 @@ class Ledger:
             )
         needs = {it.stage_id: (it.device_ids, it.spec.memory) for it in stages}
         try:
-            report = admission_report(needs, self._totals, self._holdings())
+            report = admission_report(needs, self._totals, self._holdings(without))
         except PlanError as error:
             raise bad_fields(
                 [FieldProblem("stages", problem) for problem in error.problems]
@@ -80,9 +83,10 @@ class Ledger:
     def total_bytes(self, device_id: DeviceId) -> int:
         return self._totals[device_id]
 
-    def _holdings(self) -> list[Holding]:
+    def _holdings(self, without: Collection[OperationId] = ()) -> list[Holding]:
         return [
             Holding(claim.device_id, holder, claim.reserved_bytes)
-            for holder, claims in self._booked.values()
+            for booking, (holder, claims) in self._booked.items()
+            if booking.operation_id not in without
             for claim in claims
         ]

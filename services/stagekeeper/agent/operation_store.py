@@ -85,7 +85,7 @@ class OperationStore:
         return self._generations.get(slot)
 
     def note_generation(self, slot: SlotKey, generation: Generation) -> None:
-        """Count a generation that a stage record shows; it is not written for that alone."""
+        """Count a generation that a record or a stop shows; it is not written for that alone."""
         self._raise(slot, generation)
 
     def _raise(self, slot: SlotKey, generation: Generation) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import structlog
 
@@ -24,7 +25,7 @@ from stagekeeper.agent.reservation import Admission
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.errors import FieldProblem, InitError, Reason, Refused, bad_fields
-from stagekeeper.core.ids import OperationId
+from stagekeeper.core.ids import Generation, OperationId, SlotKey
 from stagekeeper.core.model import Failure, OperationPlan, OperationRecord
 from stagekeeper.core.states import OperationState, ShardState
 from stagekeeper.runtime import crash_points
@@ -33,6 +34,10 @@ from stagekeeper.runtime.tasks import TaskOwner
 _log = structlog.get_logger(__name__)
 
 _S = OperationState
+
+_PUSHES: Final = 3
+_PUSH_AGAIN_S: Final = 1.0
+_REMEMBERED_CANCELS: Final = 1_000
 
 
 class Operations:
@@ -64,6 +69,8 @@ class Operations:
         self._lease_s = lease_s
         self._on_change = on_change
         self._operations: dict[OperationId, Operation] = {}
+        # In memory only: a late command is meant for this life of the agent, or for none.
+        self._cancelled_before: dict[OperationId, None] = {}
         stages.on_progress = self._stage_progressed
 
     def records(self) -> list[OperationRecord]:
@@ -98,14 +105,21 @@ class Operations:
 
         Raises:
             Refused: as `Admission` says; BAD_FIELD: the id was given with another plan before;
-                REPLICA_DRAINING: an earlier operation has started stages.
+                REPLICA_DRAINING: an earlier operation has started stages; STALE_GENERATION: it
+                was cancelled before it came.
         """
         known = self._known(plan)
         if known is not None:
             return known
+        if plan.operation_id in self._cancelled_before:
+            raise Refused(
+                Reason.STALE_GENERATION,
+                f"operation {plan.operation_id} was cancelled before it came: start another one",
+            )
         self._admission.check_plan(plan)
-        self._take_the_place_of_others(plan)
-        self._admission.check_memory(plan)
+        others = self._replaced_by(plan)
+        self._admission.check_memory(plan, without={it.operation_id for it in others})
+        self._take_the_place_of(others, plan)
         operation = Operation(
             OperationRecord(
                 plan.operation_id,
@@ -159,9 +173,7 @@ class Operations:
         if operation is None or operation.state in (_S.RESERVED, _S.STARTING):
             raise _not_that_far(plan)
         async with operation.committing:
-            if operation.state is _S.STARTED:
-                await self._stages.siblings.push(operation.operation_id)
-                crash_points.reached("peers-pushed")
+            await self._tell_siblings(operation)
             # Asked again: a stage may have died meanwhile, and then all is being rolled back.
             if operation.state is _S.STARTED:
                 operation.move(_S.COMMITTED)
@@ -172,14 +184,21 @@ class Operations:
     async def cancel(self, operation_id: OperationId, reason: str) -> OperationRecord | None:
         """Undo an operation that is not committed; return it when that is done.
 
-        None when it is not known; one that has ended is returned as it is. May be cancelled; the
-        rollback goes on.
+        None when it is not known: its RESERVE may still be on its way, and is refused then. One
+        that has ended is returned as it is. May be cancelled; the rollback goes on.
         """
         operation = self._operations.get(operation_id)
         if operation is None:
-            return self.committed_record(operation_id)
+            committed = self.committed_record(operation_id)
+            if committed is None:
+                self._note_cancelled(operation_id)
+            return committed
         await self.undo(operation, f"cancelled: {reason}" if reason else "cancelled")
         return operation.record
+
+    def close_slot(self, slot: SlotKey, up_to: Generation) -> None:
+        """Refuse these generations from now on: a RESERVE that is behind its stop must not win."""
+        self._store.note_generation(slot, up_to)
 
     async def undo(self, operation: Operation, reason: str) -> None:
         """Roll back without waiting for what is still starting; joins a rollback under way."""
@@ -279,6 +298,25 @@ class Operations:
         if starting is not None and not starting.done() and not starting.cancelling():
             starting.cancel()
 
+    async def _tell_siblings(self, operation: Operation) -> None:
+        """Tell every stage of the others, or undo the operation: a deaf one is no replica's."""
+        untold: list[StageProcess] = []
+        for attempt in range(_PUSHES):
+            if operation.state is not _S.STARTED:
+                return
+            if attempt:
+                await asyncio.sleep(_PUSH_AGAIN_S)
+            untold = await self._stages.siblings.push(operation.operation_id)
+            if not untold:
+                crash_points.reached("peers-pushed")
+                return
+        await self.undo(operation, f"{untold[0]} could not be told where its siblings are")
+
+    def _note_cancelled(self, operation_id: OperationId) -> None:
+        self._cancelled_before[operation_id] = None
+        while len(self._cancelled_before) > _REMEMBERED_CANCELS:
+            del self._cancelled_before[next(iter(self._cancelled_before))]
+
     def _mark_committed(self, operation: Operation) -> None:
         """Let the shards of a committed operation say so; its file has said so already."""
         _end_lease(operation)
@@ -289,13 +327,20 @@ class Operations:
         crash_points.reached("committed")
         _log.info("committed", operation=str(operation))
 
-    def _take_the_place_of_others(self, plan: OperationPlan) -> None:
-        """End the operations that this one follows, if nothing of them is left to be stopped."""
-        for other in self.unended():
-            if other.record.replica != plan.replica:
-                continue
+    def _replaced_by(self, plan: OperationPlan) -> list[Operation]:
+        """Return the operations that this one follows.
+
+        Raises:
+            Refused: REPLICA_DRAINING: something of one is left to be stopped.
+        """
+        others = [it for it in self.unended() if it.record.replica == plan.replica]
+        for other in others:
             if other.starting is not None or self._start.left_of(other):
                 raise Refused(Reason.REPLICA_DRAINING, f"{other} is {other.state}: cancel it first")
+        return others
+
+    def _take_the_place_of(self, others: Iterable[Operation], plan: OperationPlan) -> None:
+        for other in others:
             _end_lease(other)
             reason = f"operation {plan.operation_id} took its place"
             if other.state is not _S.ROLLING_BACK:
@@ -303,8 +348,12 @@ class Operations:
             self._end_rollback(other)
 
     def _end_rollback(self, operation: Operation) -> None:
+        # A stage whose clean-up failed may still hold its memory: it is freed when it is gone.
+        left = self._stages.of_operation(operation.operation_id)
+        holding = {it.shard.stage_id for it in left if it.holds_processes}
         for stage_id in operation.stage_ids:
-            self._ledger.free(Booking(operation.operation_id, stage_id))
+            if stage_id not in holding:
+                self._ledger.free(Booking(operation.operation_id, stage_id))
         if not operation.has_ended:
             operation.move(_S.ROLLED_BACK, rollback=tuple(operation.rollback))
             crash_points.reached("rolled-back")

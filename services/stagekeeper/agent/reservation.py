@@ -5,7 +5,7 @@ Decided here: the refusals of RESERVE, each with what to do. Nothing is changed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from stagekeeper.agent.entrypoints import Entrypoints
@@ -13,7 +13,7 @@ from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
-from stagekeeper.core.ids import SlotKey
+from stagekeeper.core.ids import OperationId, SlotKey
 from stagekeeper.core.model import OperationPlan, StageStart
 
 LONGEST_ID: Final = 128
@@ -47,13 +47,13 @@ class Admission:
         self._check_generations(plan)
         self._check_slots_are_free(plan)
 
-    def check_memory(self, plan: OperationPlan) -> None:
-        """Refuse what does not fit beside all that is booked.
+    def check_memory(self, plan: OperationPlan, *, without: Collection[OperationId]) -> None:
+        """Refuse what does not fit beside all that is booked by others than `without`.
 
         Raises:
             Refused: UNKNOWN_DEVICE, ADMISSION_REFUSED, BAD_FIELD.
         """
-        self._ledger.admit(plan.stages)
+        self._ledger.admit(plan.stages, without=without)
 
     def _stage_problems(self, plan: OperationPlan) -> Iterator[FieldProblem]:
         for index, start in enumerate(plan.stages):

@@ -45,14 +45,15 @@ class Siblings:
         self._told: dict[InstanceId, _Told] = {}
         self._retrying: set[InstanceId] = set()
 
-    async def push(self, operation_id: OperationId) -> None:
-        """Tell every stage of an operation of all; returns when each was told or did not answer.
+    async def push(self, operation_id: OperationId) -> list[StageProcess]:
+        """Tell every stage of an operation of all; return those that could not be told.
 
         Equal news are not told twice.
         """
         stages = list(self._shards_of(operation_id))
         news = tuple(sorted(_address_of(stage) for stage in stages if stage.shard.addresses))
         await asyncio.gather(*(self._tell(stage, news) for stage in stages))
+        return [stage for stage in stages if self._told.get(stage.instance_id) != news]
 
     def reached_anew(self, stage: StageProcess) -> None:
         """Tell a stage again: its process was reached for the first time by this agent."""

@@ -2,7 +2,8 @@
 
 Decided here: what belongs to the slot, which budget counts, and that a repeat joins (a shorter
 budget brings SIGKILL nearer, a longer one does not put it off). A slot of an operation that is not
-committed is emptied by undoing the operation: half a start is of no use.
+committed is emptied by undoing the operation: half a start is of no use. What is to be stopped and
+has not come yet is refused when it comes.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Stopping:
             up_to: newer generations are left alone.
             budget_s: None is each stage's own.
         """
+        self._operations.close_slot(slot, up_to)
         targets = [it for it in self._stages.of_slot(slot) if it.shard.generation <= up_to]
         stopped_count = sum(stage.holds_processes for stage in targets)
         for operation in self._operations.unended():

@@ -94,14 +94,16 @@ class AgentServiceServicer:
         RESERVE checks every entrypoint and the memory of every card and sets it aside, all or nothing.
         START starts the stages, those that share a device one after another by stage id, others side by
         side; the first failure starts nothing more, and all that came up is stopped exactly once, in
-        reverse order. COMMIT makes the replica routable; a committed one is never rolled back.
+        reverse order. COMMIT makes the replica routable, once each stage knows where its siblings are
+        (when one cannot be told, all is rolled back); a committed one is never rolled back.
         An operation that no reign joins for operation_lease_s before its commit is rolled back.
 
         Codes: those of the header. INVALID_ARGUMENT BAD_FIELD, UNKNOWN_DEVICE. ABORTED
-        STALE_GENERATION: the slot has seen a higher one. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the
-        message holds the sum. FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes
-        of an older generation: stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that
-        fails is no error of the call: the outcome says ROLLED_BACK and why.
+        STALE_GENERATION: the slot has seen or stopped that generation or a higher one, or the operation
+        was cancelled before it came. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the message holds the sum.
+        FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes of an older generation:
+        stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that fails is no error of the
+        call: the outcome says ROLLED_BACK and why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,7 +111,8 @@ class AgentServiceServicer:
 
     def CancelOperation(self, request, context):
         """Cancels an operation that is not committed: what it started is stopped, in reverse order. Answers
-        when that is done. Cancelling an unknown or ended operation changes nothing.
+        when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
+        cancelling one that has ended changes nothing.
 
         Codes: those of the header.
         """
@@ -118,9 +121,10 @@ class AgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StopStage(self, request, context):
-        """Stops the processes of one slot up to a generation: SIGTERM to the main process, SIGKILL to all
-        when the budget is over. Answers when they are gone and their memory is released. Stopping what
-        is gone changes nothing.
+        """Stops the processes of one slot up to a generation: EndStage to the main process (SIGTERM where
+        it does not answer), SIGKILL to all when the budget is over. Answers when they are gone and their
+        memory is released. From then on the slot takes no generation up to that one, also when nothing
+        was there to stop.
 
         Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
         """

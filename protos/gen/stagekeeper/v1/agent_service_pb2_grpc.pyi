@@ -47,25 +47,29 @@ class AgentServiceStub:
     RESERVE checks every entrypoint and the memory of every card and sets it aside, all or nothing.
     START starts the stages, those that share a device one after another by stage id, others side by
     side; the first failure starts nothing more, and all that came up is stopped exactly once, in
-    reverse order. COMMIT makes the replica routable; a committed one is never rolled back.
+    reverse order. COMMIT makes the replica routable, once each stage knows where its siblings are
+    (when one cannot be told, all is rolled back); a committed one is never rolled back.
     An operation that no reign joins for operation_lease_s before its commit is rolled back.
 
     Codes: those of the header. INVALID_ARGUMENT BAD_FIELD, UNKNOWN_DEVICE. ABORTED
-    STALE_GENERATION: the slot has seen a higher one. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the
-    message holds the sum. FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes
-    of an older generation: stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that
-    fails is no error of the call: the outcome says ROLLED_BACK and why.
+    STALE_GENERATION: the slot has seen or stopped that generation or a higher one, or the operation
+    was cancelled before it came. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the message holds the sum.
+    FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes of an older generation:
+    stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that fails is no error of the
+    call: the outcome says ROLLED_BACK and why.
     """
     CancelOperation: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.CancelOperationRequest, _agent_service_pb2.CancelOperationResponse]
     """Cancels an operation that is not committed: what it started is stopped, in reverse order. Answers
-    when that is done. Cancelling an unknown or ended operation changes nothing.
+    when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
+    cancelling one that has ended changes nothing.
 
     Codes: those of the header.
     """
     StopStage: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.StopStageRequest, _agent_service_pb2.StopStageResponse]
-    """Stops the processes of one slot up to a generation: SIGTERM to the main process, SIGKILL to all
-    when the budget is over. Answers when they are gone and their memory is released. Stopping what
-    is gone changes nothing.
+    """Stops the processes of one slot up to a generation: EndStage to the main process (SIGTERM where
+    it does not answer), SIGKILL to all when the budget is over. Answers when they are gone and their
+    memory is released. From then on the slot takes no generation up to that one, also when nothing
+    was there to stop.
 
     Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
     """
@@ -109,25 +113,29 @@ class AgentServiceAsyncStub(AgentServiceStub):
     RESERVE checks every entrypoint and the memory of every card and sets it aside, all or nothing.
     START starts the stages, those that share a device one after another by stage id, others side by
     side; the first failure starts nothing more, and all that came up is stopped exactly once, in
-    reverse order. COMMIT makes the replica routable; a committed one is never rolled back.
+    reverse order. COMMIT makes the replica routable, once each stage knows where its siblings are
+    (when one cannot be told, all is rolled back); a committed one is never rolled back.
     An operation that no reign joins for operation_lease_s before its commit is rolled back.
 
     Codes: those of the header. INVALID_ARGUMENT BAD_FIELD, UNKNOWN_DEVICE. ABORTED
-    STALE_GENERATION: the slot has seen a higher one. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the
-    message holds the sum. FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes
-    of an older generation: stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that
-    fails is no error of the call: the outcome says ROLLED_BACK and why.
+    STALE_GENERATION: the slot has seen or stopped that generation or a higher one, or the operation
+    was cancelled before it came. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the message holds the sum.
+    FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes of an older generation:
+    stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that fails is no error of the
+    call: the outcome says ROLLED_BACK and why.
     """
     CancelOperation: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.CancelOperationRequest, _agent_service_pb2.CancelOperationResponse]  # type: ignore[assignment]
     """Cancels an operation that is not committed: what it started is stopped, in reverse order. Answers
-    when that is done. Cancelling an unknown or ended operation changes nothing.
+    when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
+    cancelling one that has ended changes nothing.
 
     Codes: those of the header.
     """
     StopStage: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.StopStageRequest, _agent_service_pb2.StopStageResponse]  # type: ignore[assignment]
-    """Stops the processes of one slot up to a generation: SIGTERM to the main process, SIGKILL to all
-    when the budget is over. Answers when they are gone and their memory is released. Stopping what
-    is gone changes nothing.
+    """Stops the processes of one slot up to a generation: EndStage to the main process (SIGTERM where
+    it does not answer), SIGKILL to all when the budget is over. Answers when they are gone and their
+    memory is released. From then on the slot takes no generation up to that one, also when nothing
+    was there to stop.
 
     Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
     """
@@ -174,14 +182,16 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         RESERVE checks every entrypoint and the memory of every card and sets it aside, all or nothing.
         START starts the stages, those that share a device one after another by stage id, others side by
         side; the first failure starts nothing more, and all that came up is stopped exactly once, in
-        reverse order. COMMIT makes the replica routable; a committed one is never rolled back.
+        reverse order. COMMIT makes the replica routable, once each stage knows where its siblings are
+        (when one cannot be told, all is rolled back); a committed one is never rolled back.
         An operation that no reign joins for operation_lease_s before its commit is rolled back.
 
         Codes: those of the header. INVALID_ARGUMENT BAD_FIELD, UNKNOWN_DEVICE. ABORTED
-        STALE_GENERATION: the slot has seen a higher one. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the
-        message holds the sum. FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes
-        of an older generation: stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that
-        fails is no error of the call: the outcome says ROLLED_BACK and why.
+        STALE_GENERATION: the slot has seen or stopped that generation or a higher one, or the operation
+        was cancelled before it came. RESOURCE_EXHAUSTED ADMISSION_REFUSED: the message holds the sum.
+        FAILED_PRECONDITION REPLICA_DRAINING: the slot still has live processes of an older generation:
+        stop them first. UNAVAILABLE DRAINING: the agent is ending. A start that fails is no error of the
+        call: the outcome says ROLLED_BACK and why.
         """
 
     @_abc_1.abstractmethod
@@ -191,7 +201,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.CancelOperationResponse, _abc.Awaitable[_agent_service_pb2.CancelOperationResponse]]:
         """Cancels an operation that is not committed: what it started is stopped, in reverse order. Answers
-        when that is done. Cancelling an unknown or ended operation changes nothing.
+        when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
+        cancelling one that has ended changes nothing.
 
         Codes: those of the header.
         """
@@ -202,9 +213,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.StopStageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.StopStageResponse, _abc.Awaitable[_agent_service_pb2.StopStageResponse]]:
-        """Stops the processes of one slot up to a generation: SIGTERM to the main process, SIGKILL to all
-        when the budget is over. Answers when they are gone and their memory is released. Stopping what
-        is gone changes nothing.
+        """Stops the processes of one slot up to a generation: EndStage to the main process (SIGTERM where
+        it does not answer), SIGKILL to all when the budget is over. Answers when they are gone and their
+        memory is released. From then on the slot takes no generation up to that one, also when nothing
+        was there to stop.
 
         Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
         """
