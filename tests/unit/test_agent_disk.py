@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
-from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines
+from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines, tail
 from stagekeeper.agent.operation_store import OperationFile, OperationStore
 from stagekeeper.agent.records import KEPT_LOGS, RecordStore, StageRecord
 from stagekeeper.core.ids import (
@@ -358,3 +361,69 @@ async def test_followed_log_gives_the_last_lines_and_what_comes(tmp_path):
             over.set()
 
     assert pieces == [["two"], ["three", "four"], ["last words"]]
+
+
+@pytest.mark.parametrize("ending", [b"\n", b""], ids=["finished", "unfinished"])
+@pytest.mark.parametrize("count", [1, 2, 699, 700, 701, 10_000])
+def test_exactly_the_last_lines_are_read_wherever_blocks_end(tmp_path, count, ending):
+    log = tmp_path / "log"
+    lines = [f"{it} ".ljust(it % 601, "x") for it in range(700)]  # 200 kB
+    log.write_bytes("\n".join(lines).encode() + ending)
+
+    assert last_lines(log, count) == lines[-count:]
+
+
+async def test_many_long_lines_of_no_text_come_in_pieces_that_fit_into_messages(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes((b"\xff" * 50_000 + b"\n") * 400)
+
+    pieces = [piece async for piece in tail(log, 10_000)]
+
+    lines = [line for piece in pieces for line in piece]
+    assert lines == ["\ufffd" * LONGEST_LINE_BYTES] * 400
+    assert max(len("".join(piece).encode()) for piece in pieces) < 1_000_000
+
+
+async def test_line_that_goes_on_is_cut_once_and_the_next_one_is_whole(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"first\n" + b"x" * 500_000 + b"\nnext\n")
+
+    followed = [line async for piece in follow(log, 9, is_over=lambda: True) for line in piece]
+
+    assert followed == ["x" * LONGEST_LINE_BYTES, "next"]  # the first is too far behind
+    assert last_lines(log, 1) == ["next"]
+
+
+async def test_log_is_read_beside_the_event_loop(tmp_path, monkeypatch):
+    """A block on a slow disk must not keep heartbeats waiting."""
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    loops_thread = threading.get_ident()
+    readers: set[int] = set()
+    opened = Path.open
+
+    def noting(self, *args, **kwargs):
+        readers.add(threading.get_ident())
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", noting)
+    assert [piece async for piece in follow(log, 9, is_over=lambda: True)] == [["one"]]
+    assert [piece async for piece in tail(log, 9)] == [["one"]]
+
+    assert readers and loops_thread not in readers
+
+
+async def test_no_more_than_a_piece_of_a_long_log_is_in_memory(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes((b"x" * 8_000 + b"\n") * 4_000)  # 32 MB, half of it is asked for
+    shown = 0
+    tracemalloc.start()
+    try:
+        async for piece in tail(log, 2_000):
+            shown += len(piece)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert shown == 2_000
+    assert peak < 2_000_000

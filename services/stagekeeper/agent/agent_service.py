@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
 from stagekeeper.agent.authority import Authority
-from stagekeeper.agent.log_tail import follow, last_lines
+from stagekeeper.agent.log_tail import follow, tail
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore
@@ -158,16 +158,13 @@ class AgentService(AgentServiceServicer):
         instance_id = self._instance_with_log(request)
         path = self._records.log_path(instance_id)
         count = min(request.last_lines or _DEFAULT_LINES, _MOST_LINES)
-        if not request.follow:
-            lines = await asyncio.to_thread(last_lines, path, count)
-            yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
-            return
 
         def is_over() -> bool:
             live = {stage.instance_id for stage in self._stages if stage.holds_processes}
             return instance_id not in live or self._ending.is_set()
 
-        async for lines in follow(path, count, is_over=is_over):
+        pieces = follow(path, count, is_over=is_over) if request.follow else tail(path, count)
+        async for lines in pieces:
             yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
 
     async def _take_step(self, step: pb.OperationStep.ValueType, plan: OperationPlan) -> Operation:

@@ -3,12 +3,16 @@
 Logs are written by stage processes and may hold anything: bytes that are no text are replaced, and
 a line that never ends is cut. A line counts once its end was written; what a process left without
 one counts when nobody writes any more.
+
+Invariant: however long a log and its lines are, a block of it is in memory at a time, and a piece
+that is yielded fits into a message many times over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,66 +24,118 @@ _FOLLOW_INTERVAL_S: Final = 0.2
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return up to `count` lines from the end, an unfinished one included; [] without a log."""
-    lines, rest, _ = _tail(path, count)
-    return (lines + ([rest.decode(errors="replace")] if rest else []))[-count:]
+    last: deque[str] = deque(maxlen=count)
+    for lines in _tail(path, count):
+        last.extend(lines)
+    return list(last)
+
+
+async def tail(path: Path, count: int) -> AsyncIterator[list[str]]:
+    """Yield what `last_lines` returns, in pieces."""
+    pieces = _tail(path, count)
+    while (lines := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield lines
 
 
 async def follow(
     path: Path, count: int, *, is_over: Callable[[], bool]
 ) -> AsyncIterator[list[str]]:
-    """Yield the last `count` lines, then what is appended, in pieces of whole lines.
+    """Yield the last `count` whole lines, then what is appended, in pieces of whole lines.
 
     Ends once `is_over` and all was read. Cancel it to leave earlier; nothing is left behind.
     """
-    lines, rest, offset = _tail(path, count)
-    if lines:
-        yield lines
+    offset, _ = await asyncio.to_thread(_begin_of_last, path, count, whole_ones=True)
+    cutter = _LineCutter()
     while True:
         was_over = is_over()
-        lines, rest, offset = _read_on(path, rest, offset)
-        if lines:
+        data = await asyncio.to_thread(_read, path, offset)
+        offset += len(data)
+        if lines := cutter.feed(data):
             yield lines
-        elif was_over:
+        elif not data and was_over:
             break
-        else:
+        elif not data:
             await asyncio.sleep(_FOLLOW_INTERVAL_S)
-    if rest:
-        yield [rest.decode(errors="replace")]
+    if rest := cutter.end():
+        yield rest
 
 
-def _tail(path: Path, count: int) -> tuple[list[str], bytes, int]:
-    """Return the last whole lines, the unfinished rest, and where the file was read to."""
+class _LineCutter:
+    """Makes lines of the blocks of a log; of a long line, only its beginning."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._is_cut = False  # the line under way was given out already
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that have come to their end, or have become too long."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if whole and self._is_cut:
+            del whole[0]
+            self._is_cut = False
+        if self._is_cut:
+            self._rest = b""
+        elif len(self._rest) > LONGEST_LINE_BYTES:
+            whole.append(self._rest)
+            self._rest = b""
+            self._is_cut = True
+        return list(map(_text, whole))
+
+    def end(self) -> list[str]:
+        """Return what has no end."""
+        return [_text(self._rest)] if self._rest else []
+
+
+def _text(line: bytes) -> str:
+    return line[:LONGEST_LINE_BYTES].decode(errors="replace")
+
+
+def _tail(path: Path, count: int) -> Iterator[list[str]]:
+    offset, end = _begin_of_last(path, count, whole_ones=False)
+    cutter = _LineCutter()
+    while offset < end and (data := _read(path, offset, end)):
+        offset += len(data)
+        if lines := cutter.feed(data):
+            yield lines
+    if rest := cutter.end():
+        yield rest
+
+
+def _begin_of_last(path: Path, count: int, *, whole_ones: bool) -> tuple[int, int]:
+    """Return where the last lines begin, and where the log ends.
+
+    A log of long lines is not searched for ever, only as far as lines of the longest size reach.
+
+    Args:
+        whole_ones: do not count what comes after the last line's end.
+    """
     try:
         with path.open("rb") as log:
             end = position = log.seek(0, 2)
-            data = b""
-            while position > 0 and data.count(b"\n") <= count:
-                if len(data) > count * LONGEST_LINE_BYTES:
-                    break
-                step = min(_BLOCK_BYTES, position)
+            wanted = count + 1  # line ends, the last of which belongs to the line before
+            earliest = max(0, end - wanted * LONGEST_LINE_BYTES)
+            while position > earliest:
+                step = min(_BLOCK_BYTES, position - earliest)
                 position -= step
                 log.seek(position)
-                data = log.read(step) + data
+                data = log.read(step)
+                if position + step == end and not whole_ones and not data.endswith(b"\n"):
+                    wanted -= 1
+                place = step
+                while wanted and (place := data.rfind(b"\n", 0, place)) >= 0:
+                    wanted -= 1
+                if not wanted:
+                    return position + place + 1, end
+            return earliest, end
     except FileNotFoundError:
-        return [], b"", 0
-    lines, rest = _split(data)
-    return lines[-count:] if count else [], rest, end
+        return 0, 0
 
 
-def _read_on(path: Path, rest: bytes, offset: int) -> tuple[list[str], bytes, int]:
+def _read(path: Path, offset: int, end: int | None = None) -> bytes:
+    """Read one block from `offset`; nothing where the log is gone or has no more."""
     try:
         with path.open("rb") as log:
             log.seek(offset)
-            data = log.read(_BLOCK_BYTES)
+            return log.read(_BLOCK_BYTES if end is None else min(_BLOCK_BYTES, end - offset))
     except FileNotFoundError:
-        return [], rest, offset
-    lines, rest = _split(rest + data)
-    return lines, rest, offset + len(data)
-
-
-def _split(data: bytes) -> tuple[list[str], bytes]:
-    *whole, rest = data.split(b"\n")
-    if len(rest) > LONGEST_LINE_BYTES:
-        whole.append(rest)
-        rest = b""
-    return [line[:LONGEST_LINE_BYTES].decode(errors="replace") for line in whole], rest
+        return b""
