@@ -13,7 +13,7 @@ from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
 from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines, tail
-from stagekeeper.agent.operation_store import OperationFile, OperationStore
+from stagekeeper.agent.operation_store import KEPT_SLOTS, OperationFile, OperationStore
 from stagekeeper.agent.records import KEPT_LOGS, RecordStore, StageRecord
 from stagekeeper.core.ids import (
     NO_EPOCH,
@@ -283,6 +283,40 @@ def test_damaged_operation_is_set_aside_alone(directory):
     first.write_text("[]")
 
     assert len(OperationStore(directory).load()) == 1
+
+
+def test_generations_of_the_newest_slots_are_kept(directory):
+    store = OperationStore(directory)
+    slots = [
+        SlotKey(DeploymentName(f"m{n}"), ReplicaIndex(0), StageId(0)) for n in range(KEPT_SLOTS + 5)
+    ]
+    for n, slot in enumerate(reversed(slots)):
+        store.note_generation(slot, Generation(REIGN, n))
+
+    store.remove(OperationId("any"))
+
+    for it in (store, again := OperationStore(directory)):
+        again.load()
+        assert it.highest_generation(slots[0]) == Generation(REIGN, KEPT_SLOTS + 4)
+        assert it.highest_generation(slots[KEPT_SLOTS - 1]) == Generation(REIGN, 5)
+        assert it.highest_generation(slots[KEPT_SLOTS]) is None
+
+
+def test_generations_are_written_only_when_they_have_changed(directory):
+    store = OperationStore(directory)
+    store.write(operation(7))
+    store.remove(OperationId("op/7"))
+    written = directory.generations_file.stat().st_mtime_ns
+
+    store.remove(OperationId("op/7"))
+    again = OperationStore(directory)
+    again.load()
+    again.remove(OperationId("op/7"))
+    assert directory.generations_file.stat().st_mtime_ns == written
+
+    again.write(operation(8))
+    again.remove(OperationId("op/8"))
+    assert directory.generations_file.stat().st_mtime_ns != written
 
 
 # --- failures

@@ -2,15 +2,18 @@
 
 An operation is written before its first spawn and after each step; its file is the one place that
 says whether it is committed. Generations outlive the operations and the stages that used them: that
-is what a late command is fenced by.
+is what a late command is fenced by. Of the slots, those with the newest generations are kept: a
+command that is late by a thousand starts is none that anybody still waits with.
 
-Invariant: a generation that a stage was started with is on disk, in an operation or in its slot.
+Invariant: a generation that a stage was started with is on disk, in an operation or in its slot,
+until so many newer ones are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -21,6 +24,8 @@ from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
 from stagekeeper.core.model import OperationRecord
 
 _log = structlog.get_logger(__name__)
+
+KEPT_SLOTS: Final = 1_000
 
 
 class OperationFile(msgspec.Struct, frozen=True):
@@ -46,11 +51,13 @@ class OperationStore:
     def __init__(self, directory: AgentDirectory) -> None:
         self._directory = directory
         self._generations: dict[SlotKey, Generation] = {}
+        self._written: dict[SlotKey, Generation] = {}
 
     def load(self) -> list[OperationFile]:
         """Read all; a file that cannot be read is set aside alone, and told."""
-        for entry in self._load_generations():
-            self._raise(entry.slot, entry.generation)
+        self._written = self._load_generations()
+        for slot, generation in self._written.items():
+            self._raise(slot, generation)
         found = []
         for path in sorted(self._directory.operations.glob("*.json")):
             try:
@@ -76,8 +83,7 @@ class OperationStore:
 
     def remove(self, operation_id: OperationId) -> None:
         """Forget an operation; its generation is kept."""
-        entries = [_Slot(slot, generation) for slot, generation in self._generations.items()]
-        write_durably(self._directory.generations_file, msgspec.json.encode(entries))
+        self._write_generations()
         remove_durably(self._path(operation_id))
 
     def highest_generation(self, slot: SlotKey) -> Generation | None:
@@ -93,16 +99,27 @@ class OperationStore:
         if known is None or generation > known:
             self._generations[slot] = generation
 
-    def _load_generations(self) -> list[_Slot]:
+    def _write_generations(self) -> None:
+        if len(self._generations) > KEPT_SLOTS:
+            ascending = sorted(self._generations.items(), key=lambda entry: entry[1])
+            self._generations = dict(ascending[-KEPT_SLOTS:])
+        if self._generations == self._written:
+            return
+        entries = [_Slot(slot, generation) for slot, generation in self._generations.items()]
+        write_durably(self._directory.generations_file, msgspec.json.encode(entries))
+        self._written = dict(self._generations)
+
+    def _load_generations(self) -> dict[SlotKey, Generation]:
         path = self._directory.generations_file
         try:
-            return msgspec.json.decode(path.read_bytes(), type=list[_Slot])
+            entries = msgspec.json.decode(path.read_bytes(), type=list[_Slot])
         except FileNotFoundError:
-            return []
+            return {}
         except msgspec.DecodeError as error:
             rename_durably(path, path.with_suffix(".damaged"))
             _log.error("the generations of slots are damaged and were set aside", error=str(error))
-            return []
+            return {}
+        return {entry.slot: entry.generation for entry in entries}
 
     def _path(self, operation_id: OperationId) -> Path:
         return self._directory.operations / f"{file_name(operation_id)}.json"
