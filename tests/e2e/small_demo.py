@@ -10,8 +10,8 @@ from typing import Final
 
 import yaml
 
-from examples.semantic_search.demo_run import run_demo
-from examples.semantic_search.demo_scene import Scene
+from examples.semantic_search.demo.run import run_demo
+from examples.semantic_search.demo.scene import Scene
 from stagekeeper.client import Client
 from tests.e2e.specs import chain
 from tests.harness.cluster import STAGES

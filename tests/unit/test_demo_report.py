@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from examples.semantic_search.demo_listing import Listing
-from examples.semantic_search.demo_load import Load
-from examples.semantic_search.demo_report import Facts, Kill, broken_laws, table
-from examples.semantic_search.demo_screen import Screen
-from examples.semantic_search.demo_waiting import DemoFailed, Watch
+from examples.semantic_search.demo.listing import Listing
+from examples.semantic_search.demo.load import Load
+from examples.semantic_search.demo.report import Facts, Kill, broken_laws, table
+from examples.semantic_search.demo.screen import Screen
+from examples.semantic_search.demo.waiting import DemoFailed, Watch
 
 BEFORE = Listing(
     epoch=1,

@@ -27,8 +27,8 @@ from typing import Final
 
 import psutil
 
-from .demo_screen import Screen
-from .demo_waiting import POLL_S, DemoFailed
+from .screen import Screen
+from .waiting import POLL_S, DemoFailed
 
 END_S: Final = 60.0
 """For an orderly end: `up` deletes what it deployed, within the stages' stop budgets."""

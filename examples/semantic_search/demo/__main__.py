@@ -1,7 +1,7 @@
 """`make demo`: a model that goes on answering while its supervisor and its agents are killed.
 
 Decided here: what is asked, and where the passages' vectors are kept: in the user's cache, so that
-only the first run builds them. The rest is `demo_run`, which knows nothing of this model.
+only the first run builds them. The rest is `run`, which knows nothing of this model.
 
 Run as `python -m examples.semantic_search.demo` from the repository's root. What takes long to
 import is imported in `main`, where a Ctrl-C is as quiet as later.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from stagekeeper.client import Client
 
-HERE: Final = Path(__file__).parent
+EXAMPLE: Final = Path(__file__).parents[1]
 QUESTIONS: Final = (
     "How do I leave a loop early?",
     "What is the difference between == and is?",
@@ -32,14 +32,14 @@ SHOWN_CHARACTERS: Final = 300
 
 def main() -> int:
     """Run the demo; return its exit code."""
-    from .demo_run import run_demo
-    from .demo_scene import Scene
+    from .run import run_demo
+    from .scene import Scene
 
     cache = cache_folder()
     return run_demo(
         Scene(
             write_spec=lambda directory: write_spec(directory, cache),
-            pythonpath=HERE.parent,
+            pythonpath=EXAMPLE.parent,
             ask=ask,
             tell=tell,
             questions=QUESTIONS,
@@ -72,7 +72,7 @@ def write_spec(directory: Path, cache: Path | None) -> Path:
     """
     import yaml
 
-    spec = yaml.safe_load((HERE / "spec.yaml").read_text())
+    spec = yaml.safe_load((EXAMPLE / "spec.yaml").read_text())
     if cache is not None:
         (index,) = (stage for stage in spec["stages"] if stage["name"] == "index")
         index["args"] = {**index.get("args", {}), "cache_dir": str(cache)}

@@ -1,7 +1,7 @@
 """One demo from the first process to the last, and its exit code.
 
 Decided here: how the demo is kept apart from everything else on the machine, and how it ends. Not
-decided here: what happens in between (demo_course). Invariant: whatever happens, Ctrl-C at any
+decided here: what happens in between (`course`). Invariant: whatever happens, Ctrl-C at any
 moment included, nothing that was started here is left running, and the exit code is 0 only when
 every promise was kept.
 """
@@ -20,11 +20,11 @@ from typing import Final
 
 from stagekeeper.client import StagekeeperError, load_spec
 
-from .demo_course import Course
-from .demo_scene import Scene
-from .demo_screen import Screen
-from .demo_up import Up
-from .demo_waiting import DemoFailed
+from .course import Course
+from .scene import Scene
+from .screen import Screen
+from .up import Up
+from .waiting import DemoFailed
 
 DONE: Final = 0
 BROKEN: Final = 1

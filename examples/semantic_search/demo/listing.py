@@ -1,7 +1,7 @@
 """What the supervisor lists at one moment, as far as the demo compares it.
 
 Decided here: what "every replica is listed again" means. Not decided here: what must not change
-(demo_report). All of it is asked over the public API, by a client of its own beside the load's.
+(`report`). All of it is asked over the public API, by a client of its own beside the load's.
 """
 
 from __future__ import annotations

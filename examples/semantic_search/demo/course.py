@@ -1,7 +1,7 @@
 """The demo's course: bring up, ask, kill under load, compare.
 
 Decided here: the order of things and every deadline. Not decided here: what is deployed and asked
-(a `Scene`), what must hold at the end (demo_report), and how everything ends (demo_run). Invariant:
+(a `Scene`), what must hold at the end (`report`), and how everything ends (`run`). Invariant:
 the load is steady before the first kill, and goes on until after the last listing.
 """
 
@@ -18,13 +18,13 @@ import psutil
 
 from stagekeeper.client import Client
 
-from .demo_listing import Listing, look, supervisor_address
-from .demo_load import Load
-from .demo_report import Facts, Kill, broken_by_load, broken_laws, table
-from .demo_scene import Scene
-from .demo_screen import Screen
-from .demo_up import Up
-from .demo_waiting import DemoFailed, Watch
+from .listing import Listing, look, supervisor_address
+from .load import Load
+from .report import Facts, Kill, broken_by_load, broken_laws, table
+from .scene import Scene
+from .screen import Screen
+from .up import Up
+from .waiting import DemoFailed, Watch
 
 START_S: Final = 300.0
 """Until everything is READY. Two cores need half a minute to build the vectors, other machines

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from .demo_listing import Listing
+from .listing import Listing
 
 
 @dataclass(frozen=True, slots=True)

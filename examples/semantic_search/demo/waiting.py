@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from stagekeeper.client import StagekeeperError
 
-from .demo_screen import Screen
+from .screen import Screen
 
 POLL_S: Final = 0.05
 
