@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stagekeeper.agent import records
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
@@ -213,23 +214,22 @@ def test_logs_of_slots_that_are_long_gone_are_bounded(directory):
     assert len(list(directory.stages.iterdir())) == KEPT_LOGS
 
 
-def test_log_that_is_superfluous_for_two_reasons_is_removed_once(directory):
+def test_log_that_is_superfluous_for_two_reasons_is_removed_once(directory, monkeypatch):
+    before = RecordStore(directory)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(records, "KEPT_LOGS", KEPT_LOGS + 1)  # its agent died before it pruned
+        for stage_id in (0, *range(KEPT_LOGS)):
+            n = len(list(directory.stages.iterdir())) + 1
+            it = record(f"i{n:03}", stage_id=stage_id, n=n)
+            before.prepare(it, launch(directory, f"i{n:03}"))
+            before.end(it)
     store = RecordStore(directory)
+    store.load()
 
-    def lives_and_ends(instance: str, stage_id: int, n: int) -> None:
-        it = record(instance, stage_id=stage_id, n=n)
-        store.prepare(it, launch(directory, instance))
-        store.end(it)
+    store.prepare(record("next", n=1_000), launch(directory, "next"))
 
-    for n in (1, 2):
-        lives_and_ends(f"first-{n}", stage_id=0, n=n)
-    for stage_id in range(1, KEPT_LOGS - 1):
-        lives_and_ends(f"i{stage_id}", stage_id=stage_id, n=1)
-
-    lives_and_ends("first-3", stage_id=0, n=3)
-
-    assert len(list(directory.stages.iterdir())) == KEPT_LOGS
-    assert store.instances_of(record().shard.slot) == ["first-3", "first-2"]
+    assert store.instances_of(record().shard.slot) == ["next", "i002"]
+    assert len(list(directory.stages.iterdir())) == KEPT_LOGS + 1
 
 
 # --- operations
