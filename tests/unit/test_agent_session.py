@@ -292,7 +292,7 @@ async def test_failed_report_drops_its_connection_and_is_made_again_on_the_next(
     world.failures = {FailureId("f1"): failure()}
     world.network.answers["report"] = lambda request: (_ for _ in ()).throw(CallFailed("broken"))
 
-    world.session.failure_spooled()
+    world.slice.changed()
     await world.clock.settle()
     assert world.network.open_links == 0
     del world.network.answers["report"]
@@ -309,7 +309,7 @@ async def test_report_that_breaks_is_told_at_once(world):
     bug = TypeError("a bug")
     world.network.answers["report"] = lambda request: (_ for _ in ()).throw(bug)
 
-    world.session.failure_spooled()
+    world.slice.changed()
     await world.clock.settle()
 
     assert world.broken == [("reports/f1", bug)]

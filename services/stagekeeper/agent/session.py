@@ -121,10 +121,6 @@ class Session:
         finally:
             await self._drop_now()
 
-    def failure_spooled(self) -> None:
-        """Say that there is a failure to report."""
-        self._wake.set()
-
     async def flush(self, timeout_s: float) -> None:
         """Wait until the slice as it is now was put, or the time is over."""
         wanted = self._slice.revision

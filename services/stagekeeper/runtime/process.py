@@ -184,11 +184,6 @@ class ProcessHandle:
         return self.identity.pid
 
     @property
-    def is_child(self) -> bool:
-        """Whether this process started it, so that its exit can be known."""
-        return self._child is not None
-
-    @property
     def has_exited(self) -> bool:
         """Whether its end was seen by `wait`."""
         return self._exited.is_set()
