@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 from google.rpc import status_pb2  # type: ignore[import-untyped]
@@ -13,6 +15,7 @@ from stagekeeper.wire.error_details import (
     WireError,
     describe,
     fit_message,
+    is_own_cancellation,
     pack,
     unpack,
 )
@@ -92,3 +95,22 @@ def test_failed_call_without_details_is_described_by_its_code():
         grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="down"
     )
     assert describe(error) == WireError(14, "down")
+
+
+async def test_own_cancellation_is_told_from_a_call_that_the_other_end_cancelled():
+    async def wait_for(call: asyncio.Future[None]) -> bool:
+        try:
+            await call
+        except asyncio.CancelledError:
+            return is_own_cancellation()
+        raise AssertionError("nothing was cancelled")
+
+    loop = asyncio.get_running_loop()
+    theirs, ours = loop.create_future(), loop.create_future()
+    waiting = [asyncio.create_task(wait_for(theirs)), asyncio.create_task(wait_for(ours))]
+    await asyncio.sleep(0)
+
+    theirs.cancel()
+    waiting[1].cancel()
+
+    assert await asyncio.gather(*waiting) == [False, True]

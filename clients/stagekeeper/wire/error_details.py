@@ -8,6 +8,7 @@ below 8 KiB of metadata, since gRPC drops a call whose trailers are larger.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -121,6 +122,15 @@ def released(error: grpc.RpcError) -> grpc.RpcError:
     on dialling after the channel was closed for as long as anybody keeps the error.
     """
     return error.with_traceback(None)
+
+
+def is_own_cancellation() -> bool:
+    """Say whether the CancelledError just caught means that the running task shall end.
+
+    grpc.aio raises it also when the other end, or whoever closed the channel, has ended the call.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _trailers(

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb2
 from stagekeeper.v1 import stage_control_service_pb2_grpc as control_grpc
+from stagekeeper.wire.error_details import is_own_cancellation
 from stagekeeper.wire.transport import MAX_MESSAGE_BYTES
 
 _OPTIONS: Final = (
@@ -101,16 +102,12 @@ class ControlLink:
 
 @contextmanager
 def _link_errors() -> Iterator[None]:
-    """Turn what gRPC raises into `LinkError`, and let only our own cancellation through.
-
-    grpc.aio raises CancelledError also when the other end, or `close`, has cancelled the call.
-    """
+    """Turn what gRPC raises into `LinkError`, and let only our own cancellation through."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
         raise LinkError(f"{error.code().name}: {error.details()}") from error
     except asyncio.CancelledError as cancelled:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_own_cancellation():
             raise
         raise LinkError("the call was ended from the other side") from cancelled

@@ -16,7 +16,7 @@ from stagekeeper.v1 import discovery_service_pb2 as discovery_pb2
 from stagekeeper.v1 import discovery_service_pb2_grpc as discovery_grpc
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 from stagekeeper.v1 import supervisor_service_pb2_grpc as supervisor_grpc
-from stagekeeper.wire.error_details import describe, released
+from stagekeeper.wire.error_details import describe, is_own_cancellation, released
 from stagekeeper.wire.transport import CLIENT_OPTIONS
 
 Request = TypeVar("Request")
@@ -141,10 +141,7 @@ class GrpcLink:
 
 
 async def _answered(call: Awaitable[Answer]) -> Answer:
-    """Wait for a call; what gRPC raises becomes `CallFailed`, and only our own cancellation passes.
-
-    grpc.aio raises CancelledError also when the channel was closed, or the server cancelled.
-    """
+    """Wait for a call; what gRPC raises becomes `CallFailed`; only our own cancellation passes."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
@@ -157,8 +154,7 @@ async def _answered(call: Awaitable[Answer]) -> Answer:
             retry_after_s=found.retry_after_s or 0.0,
         ) from released(error)
     except asyncio.CancelledError as cancelled:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_own_cancellation():
             raise
         raise CallFailed("the connection was dropped", code="CANCELLED") from (
             cancelled.with_traceback(None)
