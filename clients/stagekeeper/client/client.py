@@ -36,9 +36,7 @@ from stagekeeper.v1.deployment_service_pb2 import (
 )
 from stagekeeper.v1.types_pb2 import DeploymentSpec, Failure
 from stagekeeper.wire.payload import MSGPACK, Tensors
-
-DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
-ENDPOINT_ENV: Final = "STAGEKEEPER_ENDPOINT"
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT, ENDPOINT_ENV
 
 CALL_TIMEOUT_S: Final = 60.0
 ASK_TIMEOUT_S: Final = 10.0

@@ -18,6 +18,7 @@ from stagekeeper.agent.host_memory import parse_devices
 from stagekeeper.core.ids import ClusterName, WorkerId
 from stagekeeper.runtime.retry import Backoff
 from stagekeeper.runtime.server import check_loopback, split_address
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 LONGEST_NAME = 63
 
@@ -63,7 +64,7 @@ class AgentSettings:
 
     cluster: ClusterName = ClusterName("default")
     worker_id: WorkerId = field(default_factory=default_worker_id)
-    endpoint: str = "127.0.0.1:7070"
+    endpoint: str = DEFAULT_ENDPOINT
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     state_dir: Path = field(default_factory=default_state_dir)

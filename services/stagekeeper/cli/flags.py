@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from stagekeeper.cli.places import DEFAULT_ENDPOINT, ENDPOINT_ENV
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT, ENDPOINT_ENV
 
 
 class Output(StrEnum):

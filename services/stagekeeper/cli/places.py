@@ -1,4 +1,4 @@
-"""Where things are when nobody says: the endpoint and the state directory.
+"""Where files are when nobody says: the state directory.
 
 Decided here: what the command line falls back to. Paths come back absolute, since they are handed
 to processes that run elsewhere.
@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
-
-DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
-ENDPOINT_ENV: Final = "STAGEKEEPER_ENDPOINT"
 
 
 def make_state_dir(chosen: Path | None) -> Path:

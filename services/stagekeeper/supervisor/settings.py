@@ -14,8 +14,8 @@ from pathlib import Path
 
 from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.runtime.server import check_loopback, split_address
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
-DEFAULT_ENDPOINT = "127.0.0.1:7070"
 LONGEST_NAME = 63
 
 

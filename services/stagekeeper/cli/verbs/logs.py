@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stagekeeper.cli import flags
-from stagekeeper.cli.places import DEFAULT_ENDPOINT
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def logs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagekeeper.cli import flags
-from stagekeeper.cli.places import DEFAULT_ENDPOINT
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def status(
