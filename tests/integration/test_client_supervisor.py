@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 
 import grpc
 import pytest
@@ -87,6 +88,24 @@ async def test_absent_supervisor_is_said_after_the_patience_with_what_to_do():
         assert asyncio.get_running_loop().time() - started < 3
         assert "endpoint" in caught.value.next_move
         assert caught.value.reason == "UNREACHABLE"
+
+
+async def test_program_without_logging_hears_nothing_of_the_watch():
+    program = """
+import asyncio
+from stagekeeper.client import Client
+
+async def main():
+    async with Client("127.0.0.1:1") as client:
+        assert not await client.synced(timeout=0.3)
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE
+    )
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, stderr.decode()) == (0, "")
 
 
 async def test_question_outlasts_a_short_absence(supervisor, client):

@@ -1,4 +1,9 @@
-"""The client SDK: deploy, watch and call, with or without the supervisor."""
+"""The client SDK: deploy, watch and call, with or without the supervisor.
+
+It logs to `stagekeeper.client`, and to nobody unless the program sets logging up.
+"""
+
+import logging
 
 from stagekeeper.client.client import Client
 from stagekeeper.client.errors import (
@@ -46,3 +51,5 @@ __all__ = [
     "load_spec",
     "parse_spec",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
