@@ -403,6 +403,34 @@ def change(kind, state, replica_state):
     )
 
 
+def workers_are_back(kind, *, complete=True):
+    return pb2.WatchDeploymentsResponse(kind=kind, complete=complete)
+
+
+@pytest.mark.parametrize("are_all_back", [True, False])
+def test_restart_of_the_supervisor_is_one_line_and_what_is_different_after_it(are_all_back):
+    notices = DeploymentNotices()
+    ready = (types.DEPLOYMENT_STATE_READY, types.REPLICA_STATE_READY)
+    missing = (types.DEPLOYMENT_STATE_DEGRADED, types.REPLICA_STATE_PENDING)
+    for told in (
+        change(pb2.CHANGE_KIND_SNAPSHOT, *ready),
+        workers_are_back(pb2.CHANGE_KIND_SYNCED),
+    ):
+        assert notices.of(told) == []
+
+    assert notices.of(change(pb2.CHANGE_KIND_SNAPSHOT, *missing)) == []
+    synced = workers_are_back(pb2.CHANGE_KIND_SYNCED, complete=False)
+    assert notices.of(synced) == ["supervisor is back, waiting for workers"]
+    assert notices.of(workers_are_back(pb2.CHANGE_KIND_BOOKMARK, complete=False)) == []
+    after = change(pb2.CHANGE_KIND_MODIFIED, *(ready if are_all_back else missing))
+    assert notices.of(after) == []
+
+    assert notices.of(workers_are_back(pb2.CHANGE_KIND_BOOKMARK)) == (
+        [] if are_all_back else ["search: DEGRADED (why)", "search/0: PENDING (because)"]
+    )
+    assert notices.of(after) == []
+
+
 def test_changes_are_told_once_and_a_first_sight_not_at_all():
     notices = DeploymentNotices()
     ready = change(
@@ -413,6 +441,7 @@ def test_changes_are_told_once_and_a_first_sight_not_at_all():
     )
 
     assert notices.of(ready) == []
+    assert notices.of(workers_are_back(pb2.CHANGE_KIND_SYNCED)) == []
     assert notices.of(failed) == ["search: FAILED (why)", "search/0: FAILED (because)"]
     assert notices.of(failed) == []
     assert notices.of(pb2.WatchDeploymentsResponse(kind=pb2.CHANGE_KIND_BOOKMARK)) == []

@@ -33,16 +33,41 @@ def _adopted(event: Ready) -> str:
 
 
 class DeploymentNotices:
-    """Turns watched changes into lines: one when a deployment or replica changes its state."""
+    """Turns watched changes into lines: one when a deployment or replica changes its state.
+
+    A supervisor that has just started shows as missing what its workers have not reported yet, and
+    stages serve meanwhile. So what it shows is kept back until it says that no worker is missing,
+    and only what is different then is told.
+    """
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
+        self._is_complete = False
+        self._is_first = True
+        self._kept_back: dict[str, pb2.WatchDeploymentsResponse] = {}
 
     def of(self, change: pb2.WatchDeploymentsResponse) -> list[str]:
         """Return the lines that a change is worth; what a snapshot shows first is worth none."""
-        deployment = change.deployment
-        if not deployment.name:
+        if not change.deployment.name:
+            return self._said_of_workers(change)
+        if change.kind == pb2.CHANGE_KIND_SNAPSHOT:
+            self._is_complete = False  # the end of the snapshot says
+        if not self._is_complete:
+            self._kept_back[change.deployment.name] = change
             return []
+        return self._lines(change)
+
+    def _said_of_workers(self, change: pb2.WatchDeploymentsResponse) -> list[str]:
+        is_back = change.kind == pb2.CHANGE_KIND_SYNCED and not self._is_first
+        self._is_first = False
+        self._is_complete = change.complete
+        if not change.complete:
+            return ["supervisor is back, waiting for workers"] if is_back else []
+        kept_back, self._kept_back = self._kept_back, {}
+        return [line for kept in kept_back.values() for line in self._lines(kept)]
+
+    def _lines(self, change: pb2.WatchDeploymentsResponse) -> list[str]:
+        deployment = change.deployment
         if change.kind == pb2.CHANGE_KIND_REMOVED:
             self._told = {key: word for key, word in self._told.items() if not _is_of(key, change)}
             return [f"{deployment.name}: gone"]
