@@ -28,6 +28,7 @@ from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
 from stagekeeper.stage.workers import NoThread, Workers
 from stagekeeper.v1.types_pb2 import Payload
+from stagekeeper.wire.error_details import is_own_cancellation
 from stagekeeper.wire.payload import (
     PayloadError,
     PayloadTooLarge,
@@ -250,11 +251,9 @@ class Dispatcher:
 
     def _reraise(self, work: Work, error: BaseException) -> NoReturn:
         """Turn what ended a call into a refusal, unless it is the caller who ended it."""
-        if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                work.cancel()
-                raise error
+        if isinstance(error, asyncio.CancelledError) and is_own_cancellation():
+            work.cancel()
+            raise error
         if isinstance(error, GeneratorExit):
             raise error
         if isinstance(error, NoThread):
