@@ -27,7 +27,7 @@ from stagekeeper.runtime.convert import (
 from stagekeeper.runtime.retry import Backoff
 from stagekeeper.supervisor.agent_channels import AgentChannels
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
-from stagekeeper.wire.error_details import describe
+from stagekeeper.wire.error_details import describe, is_own_cancellation
 
 T = TypeVar("T")
 
@@ -60,14 +60,7 @@ def agent_error(error: grpc.RpcError, target: AgentTarget) -> AgentError:
     return AgentError(f"{who}: {found.message}", reason=found.reason)
 
 
-def _cancelled_by_agent(cancelled: asyncio.CancelledError, target: AgentTarget) -> AgentError:
-    """Tell a call that its server cancelled from our own task's end, which goes on.
-
-    grpc.aio raises CancelledError for both.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise cancelled
+def _cancelled_by_agent(target: AgentTarget) -> AgentError:
     return AgentError(
         f"the agent of worker {target.worker_id} at {target.address} ended the call", may_pass=True
     )
@@ -109,8 +102,10 @@ class AgentCalls:
                 await agent.GetInventory(agent_pb2.GetInventoryRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             return str(agent_error(error, target))
-        except asyncio.CancelledError as cancelled:
-            return str(_cancelled_by_agent(cancelled, target))
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            return str(_cancelled_by_agent(target))
         return ""
 
     async def stop_slot(self, command: StopSlot, timeout_s: float) -> None:
@@ -187,8 +182,10 @@ class AgentCalls:
                 error = agent_error(rpc_error, target)
             except AgentError as own_error:
                 error = own_error
-            except asyncio.CancelledError as cancelled:
-                error = _cancelled_by_agent(cancelled, target)
+            except asyncio.CancelledError:
+                if is_own_cancellation():
+                    raise
+                error = _cancelled_by_agent(target)
             if heard_at() > last_heard:
                 failures_in_a_row, last_heard = 0, heard_at()
             failures_in_a_row += 1
