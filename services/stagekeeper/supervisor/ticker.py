@@ -20,10 +20,12 @@ STALL_WORTH_LOGGING_S = 1.0
 
 async def tick_for_ever(clock: Clock, interval_s: float, tick: Callable[[float], None]) -> None:
     """Call `tick(stalled_s)` every `interval_s` until cancelled."""
+    due = clock.monotonic() + interval_s
     while True:
-        began = clock.monotonic()
-        await clock.sleep(interval_s)
-        late_s = clock.monotonic() - began - interval_s
+        await clock.sleep(max(0.0, due - clock.monotonic()))
+        now = clock.monotonic()
+        late_s = now - due
+        due = now + interval_s  # before the tick: what it stalls is told by the next one
         if late_s >= STALL_WORTH_LOGGING_S:
             _log.warning("this supervisor stood still; every deadline is extended", by_s=late_s)
         tick(late_s if late_s >= STALL_WORTH_TELLING_S else 0.0)
