@@ -170,6 +170,19 @@ def test_a_heartbeat_of_an_earlier_life_does_not_renew_the_lease() -> None:
     assert world.worker().state is WorkerState.UNREACHABLE
 
 
+@pytest.mark.parametrize("other", [{"digest": b"other"}, {"revision": 2}, {"revision": 0}])
+def test_a_heartbeat_with_another_slice_does_not_renew_the_lease(other) -> None:
+    """It may come from another host that took the same worker id, and the same incarnation."""
+    world = World()
+    world.register()
+    world.now += 9.0
+
+    world.beat(**other)
+    world.tick(1.0)
+
+    assert world.worker().state is WorkerState.UNREACHABLE
+
+
 @pytest.mark.parametrize(("silent_s", "is_refused"), [(9.999, True), (10.0, False)])
 def test_a_heartbeat_renews_the_lease_of_its_host(silent_s, is_refused) -> None:
     world = World()

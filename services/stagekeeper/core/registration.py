@@ -80,12 +80,20 @@ def _check_authority(cluster: Cluster, old: Worker, report: WorkerReport, now: f
             metadata={"host_id": old.report.host_id},
         )
     if report.incarnation < old.incarnation:
+        left_s = old.lease_left_s(cluster.settings, now)
         raise Refused(
             Reason.STALE_INCARNATION,
             f"worker {report.worker_id} registered as incarnation {report.incarnation}, and "
-            f"incarnation {old.incarnation} is known: whoever holds the host's lock takes "
-            f"{old.incarnation + 1}, any other agent ends its authority",
+            f"incarnation {old.incarnation} "
+            + (
+                f"was heard {now - old.heard_at:.1f} s ago: choose another --worker-id, or stop "
+                "that agent and wait for its lease to end"
+                if left_s > 0
+                else f"is known: whoever holds the host's lock takes {old.incarnation + 1}"
+            ),
             metadata={"highest_incarnation": str(old.incarnation)},
+            # A living agent keeps its worker. One that lost its state has to outwait itself.
+            retry_after_s=left_s if left_s > 0 else None,
         )
 
 
@@ -164,8 +172,10 @@ def _answer(cluster: Cluster, worker: Worker) -> RegistrationAccepted:
 
 
 def heartbeat_received(cluster: Cluster, event: HeartbeatReceived, now: float) -> HeartbeatAnswered:
-    """Renew a lease, and say whether the slice behind it is the one that is known.
+    """Renew a lease, if the slice behind it is the one that is known, and say whether it is.
 
+    A heartbeat does not say its host: one with another slice may come from another host that took
+    the same worker id, and must not keep alive what it does not hold. Late ones change nothing.
     The fast path: when nothing is new it makes nothing and touches nothing.
     """
     answers = cluster.heartbeat_answers
@@ -176,14 +186,13 @@ def heartbeat_received(cluster: Cluster, event: HeartbeatReceived, now: float) -
     if event.incarnation != report.incarnation:
         is_older = event.incarnation < report.incarnation
         return answers[HeartbeatVerdict.SUPERSEDED if is_older else HeartbeatVerdict.REGISTER]
-    cluster.hear(worker, now)
-    if (
-        event.revision > report.revision
-        or (event.revision == report.revision and event.digest != worker.digest)
-        or worker.epoch is not cluster.epoch
-    ):
+    if event.revision < report.revision:
+        return answers[HeartbeatVerdict.OK]
+    if event.revision > report.revision or event.digest != worker.digest:
         return answers[HeartbeatVerdict.REGISTER]
-    return answers[HeartbeatVerdict.OK]
+    cluster.hear(worker, now)
+    is_of_this_reign = worker.epoch is cluster.epoch
+    return answers[HeartbeatVerdict.OK if is_of_this_reign else HeartbeatVerdict.REGISTER]
 
 
 def agent_probed(cluster: Cluster, event: AgentProbed, now: float) -> None:
