@@ -9,6 +9,7 @@ import pytest
 from stagekeeper.core.commands import ChangeKind, DeletionAccepted, PublishChange, SaveDeployment
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import Generation
+from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.core.states import DeploymentState, OperationState, ReplicaState, ShardState
 from tests.plain import EntombDeployment, OperationCancelled, OperationEnded, SlotKey, SlotStopped
 from tests.worlds import (
@@ -366,3 +367,30 @@ def test_a_deletion_of_one_name_stops_nothing_of_another() -> None:
 
     assert stops(told) == [("w1", "m", 0, 0, 1)]
     assert world.view("n").state is DeploymentState.READY
+
+
+def test_only_the_newest_deletions_are_remembered() -> None:
+    """A worker that comes back with what was deleted long ago is shown, and left alone."""
+    names = ["a", "b", "c"]
+    world = World(settings=RegistrySettings(tombstone_limit=2), is_new=True)
+    for revision, name in enumerate(names, start=1):
+        world.register(shards=[shard(name)], revision=2 * revision)
+        world.delete(name)
+        world.register(revision=2 * revision + 1)
+
+    commands = world.register("w2", [shard(name) for name in names])
+
+    assert stops(commands) == [("w2", "b", 0, 0, 0), ("w2", "c", 0, 0, 0)]
+    assert world.view("a").state is DeploymentState.READY
+    assert world.registry._cluster.tombstones.keys() == {"b", "c"}
+
+
+def test_shards_whose_deletion_is_no_longer_remembered_are_shown_again() -> None:
+    world = World(settings=RegistrySettings(tombstone_limit=1), is_new=True)
+    world.register(shards=[shard("a"), shard("b")])
+    world.delete("a")
+    assert world.view("a").state is DeploymentState.DELETING
+
+    world.delete("b")
+
+    assert world.view("a").state is DeploymentState.READY

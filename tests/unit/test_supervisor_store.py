@@ -215,3 +215,15 @@ def test_second_owner_of_a_state_directory_is_refused_until_the_first_is_gone(tm
         StateLock(tmp_path)
     first.release()
     StateLock(tmp_path).release()
+
+
+def test_only_the_newest_tombstones_are_kept_and_come_back_oldest_first(opened):
+    store = opened(tombstone_limit=2)
+    store.seize(FIRST)
+    for number, name in enumerate(["c", "b", "a", "b"]):
+        store.write(FIRST, [EntombDeployment(DeploymentName(name), Generation(FIRST, number))])
+    stored = store.load()
+    assert list(stored.tombstones.items()) == [
+        ("a", Generation(FIRST, 2)),
+        ("b", Generation(FIRST, 3)),
+    ]

@@ -222,7 +222,12 @@ class Cluster:
         """Forget a deployment, and remember that all that was ever started for it must stop."""
         desired = self.desired.pop(name, None)
         ceiling = self.operations.newest_generation(self.epoch)
+        self.tombstones.pop(name, None)
         self.tombstones[name] = ceiling
+        if len(self.tombstones) > self.settings.tombstone_limit:
+            oldest = next(iter(self.tombstones))
+            del self.tombstones[oldest]
+            self.touch_deployment(oldest)
         self.writes.append(EntombDeployment(name, ceiling))
         for index in range(desired.spec.replicas if desired is not None else 0):
             self.notes.pop(ReplicaKey(name, ReplicaIndex(index)), None)

@@ -31,6 +31,8 @@ class RegistrySettings:
         forget_s: silence after which a worker without shards is dropped from the list.
         change_log_limit: changes that a watcher may be behind before it has to list again.
         failure_limit: failures kept for display.
+        tombstone_limit: deleted names kept, the newest; a worker that returns with what was deleted
+            before them is shown with it, and it can be deleted again.
     """
 
     heartbeat_s: float = 2.0
@@ -44,6 +46,7 @@ class RegistrySettings:
     forget_s: float = 3_600.0
     change_log_limit: int = 10_000
     failure_limit: int = 1_000
+    tombstone_limit: int = 1_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

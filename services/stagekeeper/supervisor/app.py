@@ -142,7 +142,12 @@ class Supervisor:
         make_state_folder(state_dir)
         lock = StateLock(state_dir)
         self._opened.callback(lock.release)
-        store = SqliteStore(state_dir, failure_limit=self._settings.registry.failure_limit)
+        numbers = self._settings.registry
+        store = SqliteStore(
+            state_dir,
+            failure_limit=numbers.failure_limit,
+            tombstone_limit=numbers.tombstone_limit,
+        )
         self._opened.callback(store.close)
         return store
 

@@ -111,9 +111,12 @@ class SqliteStore:
 
     is_durable = True
 
-    def __init__(self, state_dir: Path, *, failure_limit: int = 1_000) -> None:
+    def __init__(
+        self, state_dir: Path, *, failure_limit: int = 1_000, tombstone_limit: int = 1_000
+    ) -> None:
         self._path = state_dir / FILE_NAME
         self._failure_limit = failure_limit
+        self._tombstone_limit = tombstone_limit
         self._damage: list[str] = []
         try:
             try:
@@ -198,6 +201,11 @@ class SqliteStore:
             row = rows.tombstone_to_row(write.name, write.ceiling)
             execute("DELETE FROM deployments WHERE name = ?", (write.name,))
             execute("INSERT OR REPLACE INTO tombstones VALUES (?,?,?,?)", row)
+            execute(
+                "DELETE FROM tombstones WHERE rowid NOT IN "
+                "(SELECT rowid FROM tombstones ORDER BY rowid DESC LIMIT ?)",
+                (self._tombstone_limit,),
+            )
         elif isinstance(write, SaveEpoch):
             row = (write.epoch.number, write.epoch.supervisor_id)
             execute("UPDATE epoch SET number = ?, supervisor_id = ?", row)
@@ -232,7 +240,7 @@ class SqliteStore:
     def _load(self) -> Stored:
         epoch = self._epoch()
         desired = tuple(self._rows("deployments", "name", rows.desired_from_row))
-        tombstones = dict(self._rows("tombstones", "name", rows.tombstone_from_row))
+        tombstones = dict(self._rows("tombstones", "rowid", rows.tombstone_from_row))
         failures = tuple(self._rows("failures", "seq", rows.failure_from_row))
         roster = tuple(self._rows("roster", "worker_id", rows.worker_id_from_row))
         return Stored(
