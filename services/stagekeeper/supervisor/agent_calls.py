@@ -38,13 +38,17 @@ class AgentError(Exception):
     """A command that an agent did not take.
 
     `reason` names the agent's refusal, or is empty; `may_pass` says that the command itself was not
-    judged: the agent was not reached, or has not registered with this reign yet.
+    judged: the agent was not reached, or has not registered with this reign yet; `is_late` that no
+    answer came in time: what was asked may go on, and a repeat joins it.
     """
 
-    def __init__(self, message: str, *, reason: str = "", may_pass: bool = False) -> None:
+    def __init__(
+        self, message: str, *, reason: str = "", may_pass: bool = False, is_late: bool = False
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.may_pass = may_pass
+        self.is_late = is_late
 
 
 def agent_error(error: grpc.RpcError, target: AgentTarget) -> AgentError:
@@ -56,7 +60,7 @@ def agent_error(error: grpc.RpcError, target: AgentTarget) -> AgentError:
     if found.code == grpc.StatusCode.UNAVAILABLE.value[0]:
         return AgentError(f"{who} does not answer: {found.message}", may_pass=True)
     if found.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]:
-        return AgentError(f"{who} did not answer in time")
+        return AgentError(f"{who} did not answer in time", is_late=True)
     return AgentError(f"{who}: {found.message}", reason=found.reason)
 
 

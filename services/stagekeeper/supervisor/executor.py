@@ -1,10 +1,11 @@
 """Carries out the registry's commands to agents, each as a task; outcomes come back as events.
 
-Decided here: how many agents are dialled back at once, and when a run that has lost its meaning is
-dropped. Not decided here: what is commanded, and whether what failed is tried again (the registry).
+Decided here: how many agents are dialled back at once, and that a run which is cancelled ends here
+before its agent is told. Not decided here: what is commanded, and whether what failed is tried
+again (the registry).
 
-Invariant: each command ends in one event, unless the supervisor ends first or the operation is
-cancelled in another life of its worker.
+Invariant: each command ends in one event, unless the supervisor ends first or a cancellation ends
+an operation's run; an operation is never said to its agent once its cancellation was asked for.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Executor:
         self._progress = progress
         self._tell = tell
         self._tasks = TaskOwner("executor")
-        self._runs: dict[OperationId, tuple[StartOperation, asyncio.Task[None]]] = {}
+        self._runs: dict[OperationId, asyncio.Task[None]] = {}
         self._probes: dict[WorkerId, ProbeAgent] = {}
         self._is_probing = False
         self._free_probes = asyncio.Semaphore(PROBES_AT_ONCE)
@@ -84,11 +85,16 @@ class Executor:
             _ = self._tasks.start(f"stop {work.slot}", self._stop(work))
         elif isinstance(work, StartOperation):
             operation_id = work.plan.operation_id
-            task = self._tasks.start(f"operation {operation_id}", self._start(work))
-            self._runs[operation_id] = (work, task)
+            run = self._tasks.start(f"operation {operation_id}", self._start(work))
+            self._runs[operation_id] = run
+            run.add_done_callback(lambda _: self._runs.pop(operation_id, None))
         else:
-            self._drop_run_of_another_life(work)
-            _ = self._tasks.start(f"cancel {work.operation_id}", self._cancel(work))
+            # An agent that does not know the operation yet has nothing to cancel: our own run,
+            # which may be about to tell it, has to be over before the agent is asked.
+            ending = self._runs.get(work.operation_id)
+            if ending is not None:
+                ending.cancel()
+            _ = self._tasks.start(f"cancel {work.operation_id}", self._cancel(work, ending))
 
     async def stop(self) -> None:
         """End all work on this side; agents go on with what they were told."""
@@ -135,21 +141,15 @@ class Executor:
         except Exception as error:
             _log.error("an operation met a bug", operation=plan.operation_id, exc_info=error)
             ended = OperationEnded(plan.operation_id, None, f"the supervisor met a bug: {error!r}")
-        finally:
-            self._runs.pop(plan.operation_id, None)
         self._tell(ended)
 
-    async def _cancel(self, work: CancelOperation) -> None:
+    async def _cancel(self, work: CancelOperation, ending: asyncio.Task[None] | None) -> None:
         error = ""
+        if ending is not None:
+            await asyncio.wait([ending])
         try:
             await self._calls.cancel(work, self._settings.stop_timeout_s)
         except (AgentError, Refused) as failed:
             error = str(failed)
             _log.warning("a cancellation did not succeed", operation=work.operation_id, why=error)
         self._tell(OperationCancelled(work.target.worker_id, work.operation_id, error))
-
-    def _drop_run_of_another_life(self, work: CancelOperation) -> None:
-        """End our side of a run whose agent is gone: nobody will answer it any more."""
-        running = self._runs.get(work.operation_id)
-        if running is not None and running[0].target.incarnation != work.target.incarnation:
-            running[1].cancel()

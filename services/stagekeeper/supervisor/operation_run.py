@@ -1,7 +1,8 @@
 """One operation, step by step: stop what is in the way, reserve, start, commit.
 
-Decided here: the order of the steps, and that a step whose stream broke is joined again; the agent
-goes on with it meanwhile. Not decided here: what follows from the outcome.
+Decided here: the order of the steps, and that a step whose stream broke, or a stop that takes
+longer than a call, is joined again; the agent goes on with it meanwhile. Not decided here: what
+follows from the outcome.
 
 Invariant: no step is begun before the one before it has ended well; COMMIT is said once at most
 after a START whose outcome was STARTED.
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
-from stagekeeper.core.commands import AgentTarget, StartOperation
+from stagekeeper.core.commands import AgentTarget, StartOperation, StopSlot
 from stagekeeper.core.errors import Refused
 from stagekeeper.core.events import OperationEnded
 from stagekeeper.core.model import OperationRecord
@@ -25,6 +26,9 @@ from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import types_pb2 as pb2
 
 _log = structlog.get_logger(__name__)
+
+LONGEST_DEFAULT_BUDGET_S = 600.0
+"""For stages that name no stop budget: they have their agent's, which is not known here."""
 
 _S = OperationState
 _STEPS = (
@@ -47,7 +51,8 @@ class OperationRun:
         command: what to start, where, and what to stop before.
         calls: says commands to the agent.
         rejoin_s: how long an agent that is not reached is tried.
-        stop_timeout_s: how long a stop is waited for.
+        stop_timeout_s: how long one call to stop is waited for; it is repeated, to join the stop,
+            for as long beyond the stage's own budget.
         on_progress: gets every sign of progress.
     """
 
@@ -73,7 +78,7 @@ class OperationRun:
         record: OperationRecord | None = None
         try:
             for stop in self._command.stop_first:
-                await self._calls.stop_slot(stop, self._stop_timeout_s)
+                await self._stop(stop)
             for step, good_states, hand_off in _STEPS:
                 record = await self._take(step)
                 if record.state not in good_states:
@@ -83,6 +88,20 @@ class OperationRun:
             _log.warning("an operation ended", operation=plan.operation_id, why=str(error))
             return OperationEnded(plan.operation_id, record, str(error), error.reason)
         return OperationEnded(plan.operation_id, record)
+
+    async def _stop(self, stop: StopSlot) -> None:
+        """Stop what is in the way, for as long as its budget lets it take."""
+        named = {it.stage_id: it.spec.stop_budget_s for it in self._command.plan.stages}
+        budget_s = named.get(stop.slot.stage_id)
+        if budget_s is None:
+            budget_s = LONGEST_DEFAULT_BUDGET_S
+        give_up_at = self._calls.clock.monotonic() + budget_s + self._stop_timeout_s
+        while True:
+            try:
+                return await self._calls.stop_slot(stop, self._stop_timeout_s)
+            except AgentError as error:
+                if not error.is_late or self._calls.clock.monotonic() >= give_up_at:
+                    raise
 
     async def _take(self, step: agent_pb2.OperationStep.ValueType) -> OperationRecord:
         async def attempt(target: AgentTarget) -> OperationRecord:
