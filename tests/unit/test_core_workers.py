@@ -10,7 +10,7 @@ from stagekeeper.core.commands import ProbeAgent, PublishChange
 from stagekeeper.core.registry import RegistrySettings
 from stagekeeper.core.states import ReplicaState, WorkerState
 from tests.plain import AgentProbed, SaveRoster
-from tests.worlds import World, only, shard
+from tests.worlds import World, only, shard, spec
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,17 @@ def test_the_roster_is_written_by_ticks_and_only_when_it_changed() -> None:
     world.register("w1", revision=2)
     assert only(SaveRoster, world.tick()) == []
     world.now += 59.0
-    world.beat("w1")
+    world.beat("w1", revision=2)
     assert only(SaveRoster, world.tick(1.0)) == [SaveRoster(("w1",))], "w2 is LOST"
+
+
+def test_a_worker_that_is_given_something_is_on_the_roster_before() -> None:
+    world = World()
+    world.register("w1")
+
+    commands = world.deploy_commands(spec())
+
+    assert only(SaveRoster, commands) == [SaveRoster(("w1",))]
 
 
 def test_workers_of_the_roster_are_listed_until_they_are_given_up() -> None:

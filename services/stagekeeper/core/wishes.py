@@ -67,6 +67,8 @@ def deployment_requested(
         wish = replace(desired, is_creating=is_creating)
     if wish != desired:
         cluster.put_desired(wish)
+    if starting:
+        cluster.save_roster()  # whoever is given something is waited for by the next reign
     for index in starting:
         _start(cluster, wish, index, places[index])
     return CreationAccepted(tuple(starting))

@@ -43,9 +43,6 @@ _log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Reply)
 
-ROSTER_INTERVAL_S = 1.0
-"""The roster changes with every worker that comes, proves nothing, and is read once a reign."""
-
 _WRITES = (SaveDeployment, EntombDeployment, SaveEpoch, SaveFailure)
 _WORK = (ProbeAgent, StopSlot, StartOperation, CancelOperation)
 
@@ -84,7 +81,6 @@ class Engine:
         self._on_failed = on_failed
         self._stored_epoch = registry.epoch
         self._unwritten_roster: SaveRoster | None = None
-        self._next_roster_at = float("-inf")
         self._was_complete = registry.is_complete
         self._failure: StoreFailed | None = None
 
@@ -118,12 +114,13 @@ class Engine:
             _log.error("an event met a bug", event_type=type(event).__name__, exc_info=error)
 
     def tick(self, stalled_s: float) -> None:
-        """Tell the registry that time went by; write the roster if it changed, now and then."""
+        """Tell the registry that time went by; write the roster if it changed.
+
+        It changes with every worker that comes, proves nothing, and is read once a reign: it waits
+        for a tick, unless somebody is given something before.
+        """
         self.tell(Ticked(stalled_s))
-        now = self._clock.monotonic()
-        if self._unwritten_roster is not None and now >= self._next_roster_at:
-            self._next_roster_at = now + ROSTER_INTERVAL_S
-            self._write_roster()
+        self._write_roster()
 
     def end(self) -> None:
         """Write down what was put off: nothing more will be taken in."""
@@ -155,6 +152,10 @@ class Engine:
                 self._unwritten_roster = command
             else:
                 reply = command
+        if self._unwritten_roster and any(isinstance(it, StartOperation) for it in work):
+            # The next reign has to wait for whoever may hold something.
+            writes.append(self._unwritten_roster)
+            self._unwritten_roster = None
         if writes:
             self._write(writes)
         for item in work:

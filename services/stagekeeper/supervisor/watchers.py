@@ -73,33 +73,33 @@ class Watchers:
             known: set[DeploymentName] | None = None
             position = after
             if position is None:
-                position = registry.revision
+                position, was_complete = registry.revision, registry.is_complete
                 views = registry.deployments()
                 known = {view.name for view in views}
                 for view in views:
                     yield self._message(
                         deployment_pb2.CHANGE_KIND_SNAPSHOT, position, self._messages.of(view)
                     )
-                yield self._message(deployment_pb2.CHANGE_KIND_SYNCED, position)
+                yield self._mark(deployment_pb2.CHANGE_KIND_SYNCED, position, was_complete)
             else:
                 registry.changes_since(position)  # refuses at once what can never be resumed
-            was_complete = registry.is_complete
+                was_complete = registry.is_complete
             while not self._is_ending:
                 news.clear()
                 began = self._clock.monotonic()
-                changes = registry.changes_since(position)
+                changes, is_complete = registry.changes_since(position), registry.is_complete
                 for change in changes:
                     position = change.revision
                     message = self._change(change.kind, change.name, position, known)
                     if message is not None:
                         yield message
-                if registry.is_complete != was_complete:
-                    was_complete = registry.is_complete
-                    yield self._message(deployment_pb2.CHANGE_KIND_BOOKMARK, position)
+                if is_complete != was_complete:
+                    was_complete = is_complete
+                    yield self._mark(deployment_pb2.CHANGE_KIND_BOOKMARK, position, is_complete)
                 if changes:
                     await self._clock.sleep(_pause_s(self._clock.monotonic() - began))
                 elif not await wait_until_set(news, self._bookmark_s):
-                    yield self._message(deployment_pb2.CHANGE_KIND_BOOKMARK, position)
+                    yield self._mark(deployment_pb2.CHANGE_KIND_BOOKMARK, position, is_complete)
         raise Refused(
             Reason.DRAINING,
             "the supervisor ends: keep the routes you have and watch again",
@@ -137,13 +137,24 @@ class Watchers:
         self,
         kind: deployment_pb2.ChangeKind.ValueType,
         revision: ChangeRevision,
-        deployment: deployment_pb2.Deployment | None = None,
+        deployment: deployment_pb2.Deployment,
     ) -> deployment_pb2.WatchDeploymentsResponse:
         return deployment_pb2.WatchDeploymentsResponse(
-            kind=kind,
-            deployment=deployment,
-            revision=revision_to_proto(revision),
-            complete=deployment is None and self._engine.registry.is_complete,
+            kind=kind, deployment=deployment, revision=revision_to_proto(revision)
+        )
+
+    def _mark(
+        self,
+        kind: deployment_pb2.ChangeKind.ValueType,
+        revision: ChangeRevision,
+        is_complete: bool,
+    ) -> deployment_pb2.WatchDeploymentsResponse:
+        """Build a message between batches; `is_complete` was read together with `revision`.
+
+        A slow reader takes it late, when more may have come that it has not been sent yet.
+        """
+        return deployment_pb2.WatchDeploymentsResponse(
+            kind=kind, revision=revision_to_proto(revision), complete=is_complete
         )
 
 
