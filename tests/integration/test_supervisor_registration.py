@@ -265,6 +265,15 @@ async def test_failure_is_recorded_once_however_often_it_is_said(endpoint):
     assert await list_failures(endpoint, deployment="other") == []
 
 
+async def test_failures_that_do_not_fit_one_message_are_left_out_oldest_first(endpoint):
+    worker = HandWorker(endpoint)
+    await worker.register()
+    for number in range(3):
+        traceback = "x" * (12 << 20)
+        await worker.report(types_pb2.Failure(failure_id=f"f{number}", remote_traceback=traceback))
+    assert [it.failure_id for it in await list_failures(endpoint)] == ["f2", "f1"]
+
+
 async def test_failures_in_a_registration_are_settled_and_kept(tmp_path):
     async with reigns(tmp_path) as them:
         worker = HandWorker(them.endpoint)

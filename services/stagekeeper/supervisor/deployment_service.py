@@ -32,8 +32,11 @@ from stagekeeper.supervisor.engine import Engine
 from stagekeeper.supervisor.watchers import Watchers
 from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 from stagekeeper.v1 import deployment_service_pb2_grpc as deployment_grpc
+from stagekeeper.wire.transport import MAX_MESSAGE_BYTES
 
 DEFAULT_FAILURES = 100
+MOST_FAILURE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+"""Of one answer; what is left is more than enough for the framing of each failure."""
 
 
 class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
@@ -158,10 +161,14 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
         self, request: deployment_pb2.ListFailuresRequest, context: Context
     ) -> deployment_pb2.ListFailuresResponse:
         name = _checked_name(request.deployment, "deployment") if request.deployment else None
-        failures = self._registry.failures(name, limit=request.limit or DEFAULT_FAILURES)
-        return deployment_pb2.ListFailuresResponse(
-            failures=[failure_to_proto(failure) for failure in failures]
-        )
+        response, room = deployment_pb2.ListFailuresResponse(), MOST_FAILURE_BYTES
+        for failure in self._registry.failures(name, limit=request.limit or DEFAULT_FAILURES):
+            message = failure_to_proto(failure)
+            room -= message.ByteSize()
+            if room < 0:
+                break  # each brings the end of a log: a thousand do not fit one message
+            response.failures.append(message)
+        return response
 
     @answers_refusals
     async def WatchDeployments(

@@ -776,7 +776,7 @@ class ListFailuresRequest(_message.Message):
     deployment: _builtins.str
     """Only of this deployment; empty means of all."""
     limit: _builtins.int
-    """At most so many; 0 is read as 100."""
+    """At most so many; 0 is read as 100. Fewer are answered when more do not fit one message."""
     def __init__(
         self,
         *,
