@@ -341,6 +341,7 @@ async def test_incarnation_is_above_the_records_when_the_identity_was_lost(overs
 async def test_highest_reign_is_remembered_and_a_lower_one_is_not_obeyed(overseer, home):
     overseer.epoch = Epoch(7, "seven")
     agent = await first_life(home, overseer)
+    await wait_for(lambda: overseer.heartbeat_count, "the answer, which names the reign, was read")
     await agent.kill()
     overseer.epoch = Epoch(6, "six")
 
