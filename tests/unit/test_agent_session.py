@@ -407,6 +407,27 @@ async def test_superseded_it_obeys_nobody_and_calls_nobody(world):
         world.authority.check("default", world.network.epoch, 1)
 
 
+async def test_incarnation_of_a_living_other_agent_is_not_taken(world):
+    tried = []
+
+    def refuse(request):
+        tried.append(request.incarnation)
+        raise CallFailed(
+            "another one lives",
+            code="ABORTED",
+            reason="STALE_INCARNATION",
+            metadata={"highest_incarnation": "7"},
+            retry_after_s=8.0,
+        )
+
+    world.network.answers["register"] = refuse
+    await world.run()
+    await world.clock.advance(30.0)
+
+    assert set(tried) == {1}
+    assert 3 <= len(tried) <= 5
+
+
 async def test_stale_incarnation_is_raised_above_the_highest_and_registered_again(world):
     def refuse(request):
         if request.incarnation <= 7:

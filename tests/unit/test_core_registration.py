@@ -123,6 +123,16 @@ def test_a_lower_incarnation_is_stale_and_is_told_the_highest() -> None:
     assert refusal.metadata == {"highest_incarnation": "3"}
 
 
+def test_a_lower_incarnation_waits_while_the_higher_one_lives() -> None:
+    world = World()
+    world.register(incarnation=3)
+    world.now += 9.999
+    assert refused(world, incarnation=2).retry_after_s == pytest.approx(0.001)
+
+    world.now += 0.001
+    assert refused(world, incarnation=2).retry_after_s is None
+
+
 def test_a_higher_incarnation_replaces_the_slice_and_begins_with_any_revision() -> None:
     world = World()
     world.register(shards=[shard()], incarnation=3, revision=50)

@@ -306,9 +306,12 @@ class Session:
 
     def _refused(self, error: CallFailed) -> Exception:
         """Say what a refused registration means for the next attempt."""
+        if error.reason == Reason.STALE_INCARNATION and error.retry_after_s > 0:
+            # The other one lives: with locks in another folder it does not know of this one.
+            return SessionLost(str(error), error.retry_after_s)
         if error.reason == Reason.STALE_INCARNATION:
             highest = error.metadata.get("highest_incarnation", "")
-            # This agent holds its host's lock, so the other one is not there any more.
+            # This agent holds its host's lock, and the other one's lease is over.
             self._identity.rise_above(int(highest) if highest.isdigit() else 0)
             self._slice.changed()
             return SessionLost(f"{error}; taking incarnation {self._identity.incarnation}")

@@ -88,7 +88,11 @@ class Worker:
 
     def has_lease(self, settings: RegistrySettings, now: float) -> bool:
         """Whether the worker id is taken: judged by the clock, not by the last tick."""
-        return now - self.heard_at < lease_s(settings, self.pace_s)
+        return self.lease_left_s(settings, now) > 0
+
+    def lease_left_s(self, settings: RegistrySettings, now: float) -> float:
+        """Return how much silence is left until the lease ends; 0 or less when it has."""
+        return self.heard_at + lease_s(settings, self.pace_s) - now
 
 
 def lease_s(settings: RegistrySettings, pace_s: float) -> float:
