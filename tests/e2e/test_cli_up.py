@@ -109,9 +109,25 @@ async def test_keep_leaves_the_stages_running_at_the_end(up: Up) -> None:
     program.send(signal.SIGTERM)
 
     assert await program.ended() == ExitCode.DONE
-    assert "left running: echo" in program.output
+    assert "left running: echo (2 stages); the next `stagekeeper up`" in program.output
     assert up.programs() == {}
     assert up.stage_processes() == stages
+
+
+async def test_what_was_deployed_from_elsewhere_goes_on_and_that_is_said(up: Up) -> None:
+    program = await up.serving(up.spec(ECHO), "--allow=sample_stages:*")
+    assert "Ctrl-C deletes echo and ends the supervisor and agents" in program.output
+    other = up.spec(ECHO.replace("64MiB", "32MiB").replace("name: echo", "name: h2"), "h2.yaml")
+    assert (await command_line("deploy", str(other), endpoint=up.endpoint)).code == ExitCode.DONE
+
+    program.send(signal.SIGINT)
+
+    assert await program.ended() == ExitCode.INTERRUPTED
+    assert "left running: h2 (2 stages); the next `stagekeeper up` with this --state-dir takes" in (
+        program.output
+    )
+    assert "left running: echo" not in program.output
+    assert len(up.stage_processes()) == 2
 
 
 async def test_failed_start_is_told_and_leaves_nothing_for_the_mended_one_to_trip_over(

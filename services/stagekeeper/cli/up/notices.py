@@ -6,12 +6,14 @@ in a terminal and in a pipe.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds
 from stagekeeper.cli.up.child import ChildEvent, Ended, Ready
 from stagekeeper.v1 import deployment_service_pb2 as pb2
+from stagekeeper.v1 import types_pb2 as types
 
 
 def child_notice(event: ChildEvent) -> str:
@@ -101,3 +103,24 @@ def _is_of(key: str, change: pb2.WatchDeploymentsResponse) -> bool:
 def where_state_is(state_dir: Path, logs: Path) -> str:
     """Write where to look, before anything starts."""
     return f"state in {state_dir}, logs of supervisor and agents in {logs}"
+
+
+def left_running(deployments: Iterable[pb2.Deployment], *, told: Collection[str]) -> list[str]:
+    """Write what goes on when `up` has ended, a line a deployment, but for those named in `told`.
+
+    What ended by itself is left out: it is wanted, and nothing of it runs.
+    """
+    over = (types.SHARD_STATE_FAILED, types.SHARD_STATE_STOPPED)
+    lines = []
+    for deployment in deployments:
+        stages = sum(
+            shard.record.state not in over
+            for replica in deployment.replicas
+            for shard in replica.shards
+        )
+        if stages and deployment.name not in told:
+            lines.append(
+                f"left running: {deployment.name} ({count(stages, 'stage')}); the next "
+                "`stagekeeper up` with this --state-dir takes them over"
+            )
+    return lines

@@ -25,6 +25,7 @@ from stagekeeper.cli.up.leftovers import kill_stages
 from stagekeeper.cli.up.notices import (
     DeploymentNotices,
     child_notice,
+    left_running,
     where_state_is,
 )
 from stagekeeper.cli.up.plane import Plane, PlaneOptions
@@ -78,6 +79,8 @@ class _Session:
         self._clock = SystemClock()
         self._plane = Plane(options, clock=self._clock, on_event=self._tell)
         self._creations: list[Creation] = []
+        self._left: set[str] = set()
+        """Deployments of which it has been said that they go on."""
         self._deaths = 0
 
     async def run(self) -> int:
@@ -177,12 +180,11 @@ class _Session:
 
     def _summary(self) -> str:
         names = ", ".join(creation.name for creation in self._creations)
-        if not names:
-            what = "ends everything"
-        elif self._keep:
-            what = f"ends everything but the stages of {names}"
-        else:
-            what = f"deletes {names} and ends everything"
+        what = "ends the supervisor and agents"
+        if names and self._keep:
+            what += f", and leaves {names} running"
+        elif names:
+            what = f"deletes {names} and {what}"
         return f"up: endpoint {self._plane.endpoint}; Ctrl-C {what}"
 
     async def _tell_changes(self, client: Client) -> None:
@@ -199,6 +201,7 @@ class _Session:
             await self._undo(is_failure=is_failure)
         except (CliError, StagekeeperError) as error:
             trouble = error
+        await self._tell_what_goes_on()
         # No `finally`: a second signal cancels this, and must not wait for an orderly end.
         await self._plane.stop()
         if trouble is not None:
@@ -210,16 +213,26 @@ class _Session:
         if not ours:
             return
         if self._keep and not is_failure:
-            names = ", ".join(creation.name for creation in ours)
-            say(f"left running: {names}; the next `up` with this state directory takes over")
-            return
+            return  # what goes on is told of all alike
         async with self._client() as client:
             for creation in reversed(ours):
                 if is_failure and not await self._is_to_go(client, creation):
                     say(f"{creation.name}: left as it is; the next `up` takes over")
+                    self._left.add(creation.name)
                     continue
                 with contextlib.suppress(NotFound):
                     await delete_shown(client, creation.name)
+
+    async def _tell_what_goes_on(self) -> None:
+        """Say which deployments outlive this run: what it keeps, and what others deployed here."""
+        supervisor = self._plane.supervisor
+        if not supervisor.facts or supervisor.pid is None:
+            return
+        async with Client(self._plane.endpoint, patience_s=0, watch_at_once=False) as client:
+            with contextlib.suppress(StagekeeperError):
+                listing = await client.list()
+                for line in left_running(listing.deployments, told=self._left):
+                    say(line)
 
     async def _is_to_go(self, client: Client, creation: Creation) -> bool:
         """Whether a failed run takes a deployment down: one that it began, or that serves nothing.

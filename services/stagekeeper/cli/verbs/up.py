@@ -42,10 +42,11 @@ def up(
 ) -> None:
     """Run a supervisor and agents here, and deploy.
 
-    Both are started again when they die; stages go on meanwhile. Ctrl-C or SIGTERM deletes what was
-    deployed and ends everything; a second one kills. When `up` itself is killed its supervisor and
-    agents end, the stages wait, and the next `up` takes over. --devices are those of each agent;
-    without any, each has two, of three quarters of this machine's RAM in all.
+    Both are started again when they die; stages go on meanwhile. Ctrl-C or SIGTERM deletes what the
+    files deployed and ends supervisor and agents; a second one kills. What was deployed from
+    elsewhere goes on, and so does everything when `up` itself is killed: the next `up` takes over.
+    --devices are those of each agent; without any, each has two, of three quarters of this
+    machine's RAM in all.
     """
     from stagekeeper.agent.host_lock import default_lock_dir
     from stagekeeper.cli.asking import check_endpoint
