@@ -1,25 +1,33 @@
 """The entry point: a command line in, an exit code out, and one line on stderr when it went wrong.
 
 Decided here: how an end is shown. The verbs raise and never exit; what an exception means is
-`explain`'s. Invariant: no traceback reaches a user who did not ask for it with `--debug`.
+`explain`'s. Invariant: no traceback reaches a user who did not ask for it with `--debug`, Ctrl-C
+while modules are loaded included.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
-from collections.abc import Sequence
+from stagekeeper.cli.interrupts import end_quietly, raise_again
 
-from stagekeeper.cli import later
-from stagekeeper.cli.exits import ExitCode
-from stagekeeper.cli.stdout import leave_stdout
+end_quietly()  # before more is loaded
+
+import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+
+from stagekeeper.cli import later  # noqa: E402
+from stagekeeper.cli.exits import ExitCode  # noqa: E402
+from stagekeeper.cli.stdout import leave_stdout  # noqa: E402
+
+raise_again()  # `run` catches it
 
 DEBUG_FLAG = "--debug"
 
 
 def main() -> None:
     """Run the command line of this process, and end it."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    end_quietly()
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -75,6 +83,8 @@ def _show(error: Exception, *, is_debug: bool) -> int:
 
     known = explain(error)
     if is_debug:
+        import traceback
+
         traceback.print_exception(error)
         if known.debug:
             print(known.debug.rstrip(), file=sys.stderr)
