@@ -213,6 +213,16 @@ async def test_exception_comes_back_typed_with_its_traceback_and_the_stage_lives
     assert await stage.call("greet", "you") == "hello you"
 
 
+async def test_exception_whose_message_cannot_be_read_is_still_the_endpoints(stage):
+    code, error = await refused(stage.call("fail_unreadably"))
+
+    assert code is grpc.StatusCode.UNKNOWN
+    assert error.reason == "ENDPOINT_RAISED"
+    assert "Unreadable: (its message cannot be read: __str__ raised ZeroDivisionError)" in (
+        error.message
+    )
+
+
 async def test_cause_is_part_of_the_traceback(stage):
     _, error = await refused(stage.call("fail", "outer"))
 

@@ -214,6 +214,14 @@ async def test_failed_stage_ends_by_itself_when_no_agent_reads_it():
         assert await stage.ended(within_s=25) == 1
 
 
+@pytest.mark.parametrize("name", ["FailsUnreadably", "CancelsItsStart"])
+async def test_start_that_fails_in_an_odd_way_is_told_like_any_other(name):
+    async with StageProcess(f"stage_cases:{name}") as stage:
+        state = await stage.until(lambda state: state.state == FAILED)
+
+        assert state.error.startswith(("Unreadable: (its message", "CancelledError: not by"))
+
+
 @pytest.mark.parametrize("phase", ["load", "measure"])
 async def test_memory_that_runs_out_is_told_as_such(phase):
     arguments = f'{{"phase": "{phase}", "how": "memory"}}'

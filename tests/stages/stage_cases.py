@@ -21,6 +21,11 @@ def wait_for_file(path: str) -> None:
         time.sleep(0.005)
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
 class Calls(Stage):
     """Every kind of endpoint, and every way to end."""
 
@@ -79,6 +84,10 @@ class Calls(Stage):
 
     def fail_deep_other(self, depth: int) -> None:
         self.fail_deep(depth - 1)
+
+    @endpoint
+    def fail_unreadably(self) -> None:
+        raise Unreadable
 
     @endpoint
     def leave(self) -> None:
@@ -295,3 +304,13 @@ class Talkative(Stage):
 
 
 NOT_A_STAGE = 3
+
+
+class FailsUnreadably(Stage):
+    def measure(self) -> None:
+        raise Unreadable
+
+
+class CancelsItsStart(Stage):
+    async def load(self) -> None:
+        raise asyncio.CancelledError("not by the agent")

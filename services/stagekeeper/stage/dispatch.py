@@ -26,6 +26,7 @@ from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.stage.activity import Activity, Work
 from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
+from stagekeeper.stage.vitals import text_of
 from stagekeeper.stage.workers import NoThread, Workers
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import is_own_cancellation
@@ -265,7 +266,7 @@ class Dispatcher:
         if isinstance(error, PayloadError):
             kind, message = type(error).__qualname__, f"its result cannot be sent: {error}"
         else:
-            kind, message = _name_of(error), str(error)
+            kind, message = _name_of(error), text_of(error)
         trace = _trace_of(error)
         _log.error("endpoint %s raised\n%s", work.name, trace.rstrip())
         if len(message) > _MAX_MESSAGE_CHARS:

@@ -35,6 +35,7 @@ from stagekeeper.v1.stage_control_service_pb2_grpc import (
     add_StageControlServiceServicer_to_server,
 )
 from stagekeeper.v1.stage_service_pb2_grpc import add_StageServiceServicer_to_server
+from stagekeeper.wire.error_details import is_own_cancellation
 
 FAILURE_SHOWN_S = 10.0
 """How long a stage that did not come up waits for its agent to read why."""
@@ -132,9 +133,9 @@ class StageHost:
         try:
             stage = await PhaseRunner(self._launch, self, self._vitals, self._activity).run()
             address = await self._serve(stage)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:  # SystemExit in a phase is a failed start like any other
+            if isinstance(error, asyncio.CancelledError) and is_own_cancellation():
+                raise
             failure = failure_from(error)
             _log.error("the start failed in %s\n%s", self._vitals.phase, failure.traceback)
             self._vitals.failed(failure)

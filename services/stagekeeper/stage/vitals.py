@@ -85,9 +85,17 @@ def failure_from(error: BaseException) -> PhaseFailure:
 
 def one_line(error: BaseException) -> str:
     """Return `Type: message`, the first line of the message only, cut to a bearable length."""
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     name = type(error).__qualname__
     return (f"{name}: {lines[0]}" if lines else name)[:_MAX_ERROR_CHARS]
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an error that is not ours, whose `__str__` may raise as well."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its message cannot be read: __str__ raised {type(broken).__qualname__})"
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -106,7 +114,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             for cls in type(error).__mro__
         ):
             return True
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error):
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in text_of(error):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
