@@ -285,6 +285,20 @@ def test_damaged_operation_is_set_aside_alone(directory):
     assert len(OperationStore(directory).load()) == 1
 
 
+def test_what_is_none_of_ours_is_left_alone(directory):
+    records, operations = RecordStore(directory), OperationStore(directory)
+    records.prepare(record("i1"), launch(directory, "i1"))
+    operations.write(operation(1))
+    stray_file = directory.stages / "notes.txt"
+    stray_file.touch()
+    stray_folder = directory.operations / "folder.json"
+    stray_folder.mkdir()
+
+    assert len(RecordStore(directory).load()) == 1
+    assert len(OperationStore(directory).load()) == 1
+    assert stray_file.exists() and stray_folder.exists()
+
+
 def test_generations_of_the_newest_slots_are_kept(directory):
     store = OperationStore(directory)
     slots = [

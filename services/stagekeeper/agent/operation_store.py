@@ -60,6 +60,9 @@ class OperationStore:
             self._raise(slot, generation)
         found = []
         for path in sorted(self._directory.operations.glob("*.json")):
+            if not path.is_file():
+                _log.warning("what is no file of an operation is left alone", path=str(path))
+                continue
             try:
                 operation = msgspec.json.decode(path.read_bytes(), type=OperationFile)
             except msgspec.DecodeError as error:

@@ -87,6 +87,9 @@ class RecordStore:
     def load(self) -> list[StageRecord]:
         """Read every record. One that cannot be read is set aside alone, and told."""
         for folder in sorted(self._directory.stages.iterdir()):
+            if not folder.is_dir():
+                _log.warning("what is no folder of a stage is left alone", path=str(folder))
+                continue
             record = _read_or_set_aside(folder)
             if record is not None:
                 self._live[record.instance_id] = record
