@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 
 import pytest
 
-from stagekeeper.cli.up.child import Child, ChildEvent, Ended, Ready, StartFailed
+from stagekeeper.agent.host_lock import LockHeld
+from stagekeeper.cli.explain import explain
+from stagekeeper.cli.up.child import _HELD, Child, ChildEvent, Ended, Ready, StartFailed
 from stagekeeper.runtime.clock import SystemClock
 from stagekeeper.runtime.retry import Backoff
+from stagekeeper.supervisor.predecessor import check_endpoint_is_free
+from stagekeeper.supervisor.state_lock import StateLock
 from tests.harness.waiting import wait_for
 
 NO_WAIT = Backoff(initial_s=0.01, factor=1.0, cap_s=0.01)
@@ -30,8 +35,13 @@ time.sleep(60)
 """
 FAILS = """
 import sys
-print("stagekeeper: the port is taken", file=sys.stderr)
+print("stagekeeper: cannot listen at 127.0.0.1:1: the port is taken", file=sys.stderr)
 sys.exit({code})
+"""
+REFUSES = """
+import sys
+print("stagekeeper: others can look into it", file=sys.stderr)
+sys.exit(1)
 """
 
 
@@ -107,6 +117,40 @@ async def test_first_start_that_no_retry_mends_is_given_up_at_once(tmp_path, cod
             await asyncio.wait_for(asyncio.shield(watched.run), 20)
 
         assert watched.events == []
+
+
+async def test_first_start_that_is_refused_for_good_is_given_up_at_once(tmp_path):
+    async with Watched(tmp_path, REFUSES, grace_s=60) as watched:
+        with pytest.raises(StartFailed, match="others can look into it"):
+            await asyncio.wait_for(asyncio.shield(watched.run), 20)
+
+        assert watched.events == []
+
+
+async def test_same_reason_is_told_once(tmp_path):
+    async with Watched(tmp_path, FAILS.format(code=1), grace_s=60) as watched:
+        await wait_for(lambda: watched.count(Ended) >= 3, "it was tried three times")
+
+        told = [event.how for event in watched.events]
+        assert "the port is taken" in told[0]
+        assert set(told[1:]) == {"exit code 1"}
+
+
+async def test_refusals_of_what_somebody_holds_are_known_by_their_words(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
+        with pytest.raises(OSError) as taken:
+            await check_endpoint_is_free(endpoint)
+    first = StateLock(tmp_path)
+    try:
+        with pytest.raises(OSError) as in_use:
+            StateLock(tmp_path)
+    finally:
+        first.release()
+
+    held = LockHeld("worker id 'a' is held by process 7 (/x)", 7)
+    for error in (taken.value, in_use.value, held):
+        assert _HELD.search(explain(error).message), error
 
 
 async def test_first_start_is_tried_for_a_while_and_then_given_up(tmp_path):

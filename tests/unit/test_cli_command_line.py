@@ -160,3 +160,34 @@ def test_agent_on_loopback_may_start_everything_and_a_pattern_limits_it():
     assert allowed_entrypoints((), loopback) == ("*",)
     assert allowed_entrypoints(["m.*"], loopback) == ("m.*",)
     assert allowed_entrypoints(["m.*"], ("10.0.0.1:0", "10.0.0.1:0")) == ("m.*",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--devices=gpu", "device 'gpu' is not of the form cpu:0=8GiB"),
+        ("--cluster=", "cluster ''"),
+        ("--worker-prefix=a/b", "--worker-prefix"),
+        ("--heartbeat-s=9", "--heartbeat-s"),
+        ("--heartbeat-s=nan", "--heartbeat-s"),
+        ("--endpoint=nowhere", "--endpoint"),
+        ("--pythonpath=/no/such/folder", "--pythonpath: /no/such/folder does not exist"),
+    ],
+)
+def test_up_refuses_flags_before_it_starts_or_writes_anything(flag, words, tmp_path, capsys):
+    code = run(["up", f"--state-dir={tmp_path / 's'}", flag])
+
+    assert code == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("--worker-id=", "worker id ''"), ("--pythonpath=/no/such/folder", "does not exist")],
+)
+def test_agent_refuses_an_empty_name_and_a_missing_folder(flag, words, tmp_path, capsys):
+    assert run(["agent", f"--state-dir={tmp_path}", flag]) == ExitCode.USAGE
+    assert words in capsys.readouterr().err

@@ -16,11 +16,10 @@ def make_state_dir(chosen: Path | None) -> Path:
     Raises:
         CliError: it cannot be made, or others can look into it.
     """
-    from stagekeeper.agent.settings import default_state_dir
     from stagekeeper.cli.exits import CliError, ExitCode
     from stagekeeper.runtime.private_folder import FolderIsOpen, make_state_folder
 
-    path = absolute(chosen or default_state_dir())
+    path = state_dir_path(chosen)
     try:
         make_state_folder(path)
     except FolderIsOpen as error:
@@ -34,9 +33,28 @@ def make_state_dir(chosen: Path | None) -> Path:
     return path
 
 
+def state_dir_path(chosen: Path | None) -> Path:
+    """Return where the state directory is, or will be."""
+    from stagekeeper.agent.settings import default_state_dir
+
+    return absolute(chosen or default_state_dir())
+
+
+def import_folders(chosen: Sequence[Path] | None) -> tuple[Path, ...]:
+    """Return the folders of `--pythonpath`.
+
+    Raises:
+        CliError: one is no folder; stages would start and find nothing to import.
+    """
+    from stagekeeper.cli.exits import usage
+
+    folders = tuple(absolute(path) for path in chosen or ())
+    for folder in folders:
+        if not folder.is_dir():
+            what = "is no folder" if folder.exists() else "does not exist"
+            raise usage(f"--pythonpath: {folder} {what}: name the folder that stages import from")
+    return folders
+
+
 def absolute(path: Path) -> Path:
     return path.expanduser().absolute()
-
-
-def absolute_all(paths: Sequence[Path]) -> tuple[Path, ...]:
-    return tuple(absolute(path) for path in paths)

@@ -34,6 +34,11 @@ LARGEST_LOG_BYTES: Final = 10 * 2**20
 HOPELESS: Final = frozenset({ExitCode.USAGE, ExitCode.BAD_SPEC, ExitCode.BUG})
 """Exit codes that another attempt will not change."""
 
+# A refusal (exit code 1) stays one, unless it says that somebody has what the child wants: he may
+# be about to end. There is no code of its own for that; a test holds the refusals to these words.
+_HELD: Final = re.compile(r"is held by|is in use by|lives at|cannot listen at")
+_REFUSAL: Final = "stagekeeper: "
+
 _READY: Final = re.compile(r"^\S+ ready:(?P<facts>.*)$")
 _TAIL_BYTES: Final = 4_096
 
@@ -114,6 +119,7 @@ class Child:
         """
         begun = self.clock.monotonic()
         failures = 0
+        told = ""
         while not self._stopping.is_set():
             how, code = await self._run_once()
             if self._stopping.is_set():
@@ -123,15 +129,23 @@ class Child:
                 failures = 0
             if not self._first_ready.is_set():
                 waited_s = self.clock.monotonic() - begun
-                if code in HOPELESS or waited_s >= self.first_start_grace_s:
+                if self._is_hopeless(code) or waited_s >= self.first_start_grace_s:
                     raise StartFailed(
                         self.name, how, last_words(self.log, self._log_offset), self.log
                     )
             failures += 1
             wait_s = self.backoff.ceiling_s(failures)
             words = last_words(self.log, self._log_offset) if code > 0 else ""
-            self.on_event(Ended(self.name, f"{how}: {words}" if words else how, wait_s, was_ready))
+            is_news, told = words != told, words
+            why = f"{how}: {words}" if words and is_news else how
+            self.on_event(Ended(self.name, why, wait_s, was_ready))
             await self._pause(wait_s)
+
+    def _is_hopeless(self, code: int) -> bool:
+        if code != ExitCode.FAILED:
+            return code in HOPELESS
+        refusal = last_refusal(self.log, self._log_offset)
+        return bool(refusal) and not _HELD.search(refusal)
 
     async def stop(self, budget_s: float) -> bool:
         """Ask the child to end, kill it when the budget is over, and wait until it is gone.
@@ -252,20 +266,33 @@ class _LogFile:
         os.close(self._descriptor)
 
 
+def last_refusal(log: Path, since: int = 0) -> str:
+    """Return what a verb of ours said when it ended with an error; empty when it said nothing.
+
+    Args:
+        since: what stands before this offset is not its own.
+    """
+    for line in reversed(_last_lines(log, since)):
+        if line.startswith(_REFUSAL):
+            return line.removeprefix(_REFUSAL)
+    return ""
+
+
 def last_words(log: Path, since: int = 0) -> str:
     """Return the last line that a program wrote for people into its log, or its last line at all.
 
     Args:
         since: what stands before this offset is not its own.
     """
+    lines = _last_lines(log, since)
+    return last_refusal(log, since) or (lines[-1] if lines else "")
+
+
+def _last_lines(log: Path, since: int) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return ""
-    lines = [line.strip() for line in lines if line.strip()]
-    for line in reversed(lines):
-        if line.startswith("stagekeeper: "):
-            return line.removeprefix("stagekeeper: ")
-    return lines[-1] if lines else ""
+        return []
+    return [line.strip() for line in lines if line.strip()]

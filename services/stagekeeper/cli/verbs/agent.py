@@ -13,9 +13,9 @@ from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 def agent(
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     worker_id: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="NAME", help="[default: the host's name]", show_default=False),
-    ] = "",
+    ] = None,
     devices: flags.Devices = None,
     pythonpath: flags.PythonPath = None,
     allow: flags.Allow = None,
@@ -71,20 +71,20 @@ def agent(
     """
     from stagekeeper.agent.host_lock import default_lock_dir
     from stagekeeper.agent.settings import AgentSettings, default_worker_id
-    from stagekeeper.cli.places import absolute, absolute_all, make_state_dir
+    from stagekeeper.cli.places import absolute, import_folders, make_state_dir
     from stagekeeper.cli.serving import allowed_entrypoints, serve_agent
     from stagekeeper.core.ids import ClusterName, WorkerId
 
     settings = AgentSettings(
         cluster=ClusterName(cluster),
-        worker_id=WorkerId(worker_id) if worker_id else default_worker_id(),
+        worker_id=default_worker_id() if worker_id is None else WorkerId(worker_id),
         endpoint=endpoint,
         listen=listen,
         advertise=advertise,
         state_dir=make_state_dir(state_dir),
         lock_dir=absolute(lock_dir) if lock_dir else default_lock_dir(),
         devices=tuple(devices or ()),
-        pythonpath=absolute_all(pythonpath or ()),
+        pythonpath=import_folders(pythonpath),
         # Without --insecure the settings refuse such addresses altogether.
         allow=allowed_entrypoints(allow or (), (listen, advertise or listen) if insecure else ()),
         max_wait_s=max_wait,

@@ -50,10 +50,11 @@ def up(
     """
     from stagekeeper.agent.host_lock import default_lock_dir
     from stagekeeper.cli.asking import check_endpoint
-    from stagekeeper.cli.places import absolute, absolute_all, make_state_dir
+    from stagekeeper.cli.places import absolute, import_folders, make_state_dir, state_dir_path
     from stagekeeper.cli.spec_files import read_specs
     from stagekeeper.cli.up.default_devices import default_devices, ram_bytes
     from stagekeeper.cli.up.plane import PlaneOptions
+    from stagekeeper.cli.up.preflight import check_flags
     from stagekeeper.cli.up.session import run_up
 
     specs = read_specs(files or ())
@@ -61,11 +62,11 @@ def up(
     named = {stage.entrypoint for loaded in specs for stage in loaded.spec.stages}
     options = PlaneOptions(
         endpoint=endpoint,
-        state_dir=make_state_dir(state_dir),
+        state_dir=state_dir_path(state_dir),
         lock_dir=absolute(lock_dir) if lock_dir else default_lock_dir(),
         agents=tuple(f"{worker_prefix}-{n}" for n in range(agents)),
         devices=tuple(devices or default_devices(agents, ram_bytes())),
-        pythonpath=absolute_all(pythonpath or ()),
+        pythonpath=import_folders(pythonpath),
         # Without a file nothing is known of what will be deployed, and everything is allowed.
         allow=(*sorted(named), *(allow or ())),
         heartbeat_s=heartbeat_s,
@@ -75,6 +76,8 @@ def up(
             *(["--insecure"] if insecure else []),
         ),
     )
+    check_flags(options, cluster=cluster, insecure=insecure)
+    make_state_dir(state_dir)
     code = run_up(options, specs, keep=keep)
     if code:
         raise typer.Exit(code)
