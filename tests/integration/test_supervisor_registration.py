@@ -265,6 +265,17 @@ async def test_failure_is_recorded_once_however_often_it_is_said(endpoint):
     assert await list_failures(endpoint, deployment="other") == []
 
 
+async def test_failure_of_another_worker_is_refused(endpoint):
+    worker = HandWorker(endpoint)
+    await worker.register()
+    origin = types_pb2.FailureOrigin(worker_id="another", deployment="m")
+    failure = types_pb2.Failure(failure_id="f1", origin=origin)
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD") as found:
+        await worker.report(failure)
+    assert [path for path, _ in found[0].violations] == ["failure.origin.worker_id"]
+    assert await list_failures(endpoint) == []
+
+
 async def test_failures_that_do_not_fit_one_message_are_left_out_oldest_first(endpoint):
     worker = HandWorker(endpoint)
     await worker.register()

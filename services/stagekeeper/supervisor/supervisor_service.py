@@ -109,6 +109,9 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
         self._check_cluster(request.cluster)
         if not request.HasField("failure"):
             raise bad_fields([FieldProblem("failure", "is missing")])
+        if request.failure.origin.worker_id not in ("", request.worker_id):
+            problem = f"is {request.failure.origin.worker_id!r}, and {request.worker_id!r} reports"
+            raise bad_fields([FieldProblem("failure.origin.worker_id", problem)])
         acknowledged = self._engine.ask(
             FailureReported(
                 WorkerId(request.worker_id),

@@ -170,7 +170,9 @@ class _DeploymentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Deplo
     DEPLOYMENT_STATE_READY: _DeploymentState.ValueType  # 2
     """Every replica wanted is READY."""
     DEPLOYMENT_STATE_DEGRADED: _DeploymentState.ValueType  # 3
-    """Some replicas are READY, fewer than wanted."""
+    """Some replicas are READY, fewer than wanted; or none is yet, and workers are still waited for
+    after a restart of the supervisor.
+    """
     DEPLOYMENT_STATE_UPDATING: _DeploymentState.ValueType  # 4
     """It moves from one spec to another."""
     DEPLOYMENT_STATE_DELETING: _DeploymentState.ValueType  # 5
@@ -188,7 +190,9 @@ DEPLOYMENT_STATE_CREATING: DeploymentState.ValueType  # 1
 DEPLOYMENT_STATE_READY: DeploymentState.ValueType  # 2
 """Every replica wanted is READY."""
 DEPLOYMENT_STATE_DEGRADED: DeploymentState.ValueType  # 3
-"""Some replicas are READY, fewer than wanted."""
+"""Some replicas are READY, fewer than wanted; or none is yet, and workers are still waited for
+after a restart of the supervisor.
+"""
 DEPLOYMENT_STATE_UPDATING: DeploymentState.ValueType  # 4
 """It moves from one spec to another."""
 DEPLOYMENT_STATE_DELETING: DeploymentState.ValueType  # 5
