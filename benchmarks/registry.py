@@ -114,10 +114,10 @@ async def restart() -> None:
             assert cluster.supervisor is not None
             cluster.supervisor.kill()
             began = time.perf_counter()
-            await cluster.start_supervisor(ready=False)
-            address = await worker_address(cluster.endpoint)
+            # By its own word: a channel that dials a dead address would add its back-off.
+            await cluster.start_supervisor()
             up_s = time.perf_counter() - began
-            await register_all(address, requests)
+            await register_all(await worker_address(cluster.endpoint), requests)
             while await routable_replicas(cluster.endpoint) < workers:
                 pass
             took_s = time.perf_counter() - began
@@ -125,7 +125,7 @@ async def restart() -> None:
             Row(
                 f"{workers:,} × 8 after kill -9",
                 f"{took_s:.2f} s",
-                f"{up_s:.2f} s to its endpoint",
+                f"{up_s:.2f} s to its ready line",
                 "",
                 f"<= {limit_s:g} s",
                 took_s <= limit_s,
