@@ -263,8 +263,17 @@ async def test_creation_is_followed_over_the_death_of_its_supervisor(supervisor,
 
 async def test_creation_deleted_by_somebody_else_ends(supervisor, client):
     supervisor.creations = [[ACCEPTED]]  # the stream ends without an outcome
-    with pytest.raises(sdk.NotFound, match="deleted while"):
+    with pytest.raises(sdk.NotFound, match="'m' was deleted meanwhile"):
         await client.deploy(SPEC, timeout=10)
+
+
+async def test_deletion_that_cancels_a_creation_is_no_failure_of_its_stages(supervisor, client):
+    going = deployment("m", state=types.DEPLOYMENT_STATE_DELETING)
+    failure = pb.ReplicaFailure(replica_index=0, worker_id="w0", message="s was cancelled in LOAD")
+    supervisor.creations = [[ACCEPTED, _outcome(going, failure)]]
+    with pytest.raises(sdk.NotFound, match="'m' was deleted meanwhile") as caught:
+        await client.deploy(SPEC)
+    assert caught.value.next_move == "deploy it again if it is still wanted"
 
 
 async def test_deploy_ends_at_its_timeout_and_says_that_it_goes_on(supervisor, client):

@@ -22,7 +22,6 @@ from stagekeeper.client.errors import (
     DeployFailed,
     NotFound,
     SupervisorUnreachable,
-    WrongState,
 )
 from stagekeeper.client.spec_file import LoadedSpec
 from stagekeeper.client.supervisor_link import SupervisorLink
@@ -111,6 +110,8 @@ async def create(
                 outcome = await _until_settled(link, name, starting)
         except TimeoutError as error:
             raise deadline_over(f"{name!r} was READY; its creation goes on by itself") from error
+    if outcome.deployment.state == types.DEPLOYMENT_STATE_DELETING:
+        raise _deleted_meanwhile(name)  # its failures are those of starts that were cut off
     if outcome.failures or outcome.deployment.state != types.DEPLOYMENT_STATE_READY:
         raise DeployFailed(
             _what_failed(name, outcome.deployment, outcome.failures),
@@ -125,18 +126,20 @@ async def _until_settled(link: SupervisorLink, name: str, starting: set[int]) ->
     async with contextlib.aclosing(_seen(link, name)) as seen:
         async for view, is_complete in seen:
             if view is None and is_complete:
-                raise NotFound(
-                    f"deployment {name!r} was deleted while it was being created",
-                    reason="DEPLOYMENT_UNKNOWN",
-                )
+                raise _deleted_meanwhile(name)
             if view is not None and view.state == types.DEPLOYMENT_STATE_DELETING:
-                raise WrongState(
-                    f"deployment {name!r} is being deleted: its creation was cancelled",
-                    reason="REPLICA_DRAINING",
-                )
+                raise _deleted_meanwhile(name)
             if view is not None and is_complete and _is_settled(view, starting):
                 return CreationOutcome(deployment=view)
     raise AssertionError("the watch ended")
+
+
+def _deleted_meanwhile(name: str) -> NotFound:
+    return NotFound(
+        f"{name!r} was deleted meanwhile, which cancelled its creation",
+        reason="DEPLOYMENT_UNKNOWN",
+        next_move="deploy it again if it is still wanted",
+    )
 
 
 async def _seen(

@@ -82,6 +82,8 @@ async def deploy_shown(
             deployment = await client.deploy(loaded, on_progress=show, timeout=timeout)
         except DeployFailed as error:
             raise deploy_failed(error, after_failure or _AFTER_FAILURE) from error
+        except NotFound as error:
+            raise CliError(ExitCode.FAILED, f"{error.message}: {error.next_move}") from error
     ready = count(len(deployment.replicas), "replica")
     if creation.is_new_work:
         say(f"{deployment.name}: READY, {ready}, in {seconds(view.elapsed_s)}")

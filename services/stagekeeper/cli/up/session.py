@@ -243,7 +243,7 @@ class _Session:
         try:
             deployment = await client.get(creation.name)
         except NotFound:
-            return False
+            return True
         ready = sum(r.state == types.REPLICA_STATE_READY for r in deployment.replicas)
         was_there = len(deployment.replicas) > len(creation.accepted.starting_replicas)
         return not ready or not was_there
