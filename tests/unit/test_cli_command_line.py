@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from stagekeeper.cli import later
+from stagekeeper.cli.calling import call_shown
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.main import run
 from stagekeeper.cli.serving import allowed_entrypoints
+from stagekeeper.client import Client, DeadlineExceeded, EndpointRaised, Unavailable
 
 
 @pytest.mark.parametrize("verb", sorted(later.VERBS))
@@ -110,6 +112,75 @@ def test_no_traceback_without_debug_and_one_with_it(monkeypatch, capsys):
 
     assert run(["status", "--debug"]) == ExitCode.BUG
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (CliError(ExitCode.FAILED, "it raised\nand\nmore"), "stagekeeper: it raised …\n"),
+        (RuntimeError("one\ntwo"), "a bug (RuntimeError: one …): please report it\n"),
+        (
+            Unavailable("x" * 3000, next_move="come later"),
+            "x" * 500 + "…: come later\n",
+        ),
+        (
+            EndpointRaised("ValueError: one\ntwo", reason="ENDPOINT_RAISED"),
+            "ValueError: one … (--debug shows the remote traceback)\n",
+        ),
+    ],
+)
+def test_long_text_of_others_is_cut_to_a_line_and_whole_with_debug(
+    error, ending, monkeypatch, capsys
+):
+    def refuse(argv):
+        raise error
+
+    monkeypatch.setattr("stagekeeper.cli.main.later.refuse", refuse)
+
+    run(["status"])
+    shown = capsys.readouterr().err
+    assert ending in shown
+    run(["status", "--debug"])
+    assert str(error) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["up", "--agents=x"], "'--agents': it needs a whole number (see `stagekeeper up --help`)"),
+        (["up", "--agents=0"], "'--agents': it needs at least 1 (see"),
+        (["call", "m", "e", "--timeout=x"], "'--timeout': it needs a number (see"),
+        (["status", "--output=x"], "'x' is not one of 'text', 'json' (see"),
+    ],
+)
+def test_value_that_does_not_fit_is_refused_in_our_words(argv, words, capsys):
+    assert run(argv) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert words in err
+    assert "Input" not in err
+    assert "Value error" not in err
+
+
+@pytest.mark.parametrize("never_ran", [True, False])
+async def test_call_without_an_answer_says_what_where_and_what_to_do(never_ran):
+    class Late(Client):
+        async def get(self, *args, **kwargs):
+            raise DeadlineExceeded("the routes were not told", never_ran=never_ran)
+
+    with pytest.raises(CliError) as caught:
+        await call_shown(Late("127.0.0.1:1"), "g", "slow", ((), {}), stage=None, timeout=0.3)
+
+    why = " (the routes were not told)" if never_ran else ""
+    assert caught.value.message == (
+        f"'slow' of 'g' did not answer within 0.3 s{why}: raise --timeout"
+    )
+
+
+@pytest.mark.parametrize("verb", [("call", "m", "e"), ("deploy", "f.yaml"), ("delete", "m")])
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf"])
+def test_timeout_that_is_no_time_is_a_usage_error(verb, seconds, capsys):
+    assert run([*verb, f"--timeout={seconds}"]) == ExitCode.USAGE
+    assert "--timeout" in capsys.readouterr().err
 
 
 def test_debug_of_an_error_shows_what_it_keeps_for_it(monkeypatch, capsys):

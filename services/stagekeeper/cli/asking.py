@@ -7,6 +7,7 @@ leaves behind is said.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -48,6 +49,16 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
         check_loopback(endpoint, insecure=insecure)
     except ValueError as error:
         raise usage(f"--endpoint: {error}") from error
+
+
+def check_seconds(value: float | None, flag: str) -> None:
+    """Refuse a wait that is none; None is no limit.
+
+    Raises:
+        CliError: exit code 2.
+    """
+    if value is not None and not 0 < value < math.inf:
+        raise usage(f"{flag} {value:g} is no number of seconds above 0")
 
 
 def stage_of(text: str | None) -> str | int | None:

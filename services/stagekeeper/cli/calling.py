@@ -11,8 +11,9 @@ import json
 import sys
 from typing import Any
 
-from stagekeeper.cli.exits import usage
-from stagekeeper.client import Client, NotFound
+from stagekeeper.cli.exits import CliError, ExitCode, usage
+from stagekeeper.cli.text.lines import first_line
+from stagekeeper.client import Client, DeadlineExceeded, NotFound
 from stagekeeper.client.view import stage_id_of
 from stagekeeper.wire.payload import JSON
 
@@ -56,9 +57,32 @@ async def call_shown(
     arguments: Arguments,
     *,
     stage: str | int | None,
-    timeout: float | None,
+    timeout: float,
 ) -> None:
-    """Call, and print the answer, or every answer of an endpoint that yields."""
+    """Call, and print the answer, or every answer of an endpoint that yields.
+
+    Raises:
+        CliError: the time was over.
+    """
+    try:
+        await _call(client, name, endpoint, arguments, stage, timeout)
+    except DeadlineExceeded as error:
+        # What was never sent has a reason of its own; what was sent did not answer.
+        why = f" ({first_line(error.message)})" if error.never_ran else ""
+        raise CliError(
+            ExitCode.FAILED,
+            f"{endpoint!r} of {name!r} did not answer within {timeout:g} s{why}: raise --timeout",
+        ) from error
+
+
+async def _call(
+    client: Client,
+    name: str,
+    endpoint: str,
+    arguments: Arguments,
+    stage: str | int | None,
+    timeout: float,
+) -> None:
     args, kwargs = arguments
     if not await _is_streaming(client, name, endpoint, stage):
         answer = await client.call_with(

@@ -6,10 +6,12 @@ itself. Anything that is not in here is a bug of ours, and is said to be one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.text.lines import first_line
 
 _HINTS: Final[Mapping[str, str]] = {
     "DEPLOYMENT_UNKNOWN": "`stagekeeper status` lists what there is",
@@ -23,6 +25,15 @@ _HINTS: Final[Mapping[str, str]] = {
     "TOO_LARGE": "",
 }
 """Reason → what to do in the words of the command line; the client's own words for the others."""
+
+
+_PARSERS_WORDS: Final = (
+    (re.compile(r"Input should be a valid integer\b.*"), "it needs a whole number"),
+    (re.compile(r"Input should be a valid number\b.*"), "it needs a number"),
+    (re.compile(r"Input should be greater than or equal to (\S+)"), r"it needs at least \1"),
+    (re.compile(r"Value error, "), ""),
+)
+"""What the library says that typer reads values with, and what we say."""
 
 
 def explain(error: Exception) -> CliError:
@@ -41,7 +52,7 @@ def explain(error: Exception) -> CliError:
         # must still say with what it is broken.
         known = None
     if known is None:
-        what = f"{type(error).__name__}: {error}"
+        what = first_line(f"{type(error).__name__}: {error}")
         return CliError(ExitCode.BUG, f"a bug ({what}): please report it")
     return known
 
@@ -53,6 +64,8 @@ def _of_the_command_line(error: Any) -> CliError | None:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "stagekeeper"
     message = error.format_message().strip().rstrip(".")
+    for theirs, ours in _PARSERS_WORDS:
+        message = theirs.sub(ours, message)
     return CliError(ExitCode.USAGE, f"{message} (see `{command} --help`)")
 
 
@@ -101,7 +114,7 @@ def _of_the_client(error: Exception) -> CliError | None:
     if isinstance(error, EndpointRaised):
         return CliError(
             ExitCode.FAILED,
-            f"{error.message} (--debug shows the remote traceback)",
+            f"{first_line(error.message)} (--debug shows the remote traceback)",
             debug=error.remote_traceback,
         )
     if isinstance(error, BadRequest) and error.violations:
@@ -110,7 +123,8 @@ def _of_the_client(error: Exception) -> CliError | None:
     if isinstance(error, StagekeeperError):
         code = ExitCode.BUG if isinstance(error, Bug) else ExitCode.FAILED
         hint = _HINTS.get(error.reason, error.next_move)
-        return CliError(code, f"{error.message}: {hint}" if hint else error.message)
+        said = first_line(error.message)
+        return CliError(code, f"{said}: {hint}" if hint else said)
     return None
 
 

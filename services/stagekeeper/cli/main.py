@@ -80,6 +80,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
 def _show(error: Exception, *, is_debug: bool) -> int:
     from stagekeeper.cli.explain import explain
+    from stagekeeper.cli.text.lines import LONGEST_LINE, first_line
 
     known = explain(error)
     if is_debug:
@@ -88,9 +89,9 @@ def _show(error: Exception, *, is_debug: bool) -> int:
         traceback.print_exception(error)
         if known.debug:
             print(known.debug.rstrip(), file=sys.stderr)
-    print(f"stagekeeper: {known.message}", file=sys.stderr)
+    print(f"stagekeeper: {first_line(known.message, LONGEST_LINE)}", file=sys.stderr)
     for line in known.details:
-        print(f"  {line}", file=sys.stderr)
+        print(f"  {first_line(line, LONGEST_LINE)}", file=sys.stderr)
     if known.code is ExitCode.BUG and not is_debug:
         print(f"  (with {DEBUG_FLAG} the same command shows where)", file=sys.stderr)
     return known.code

@@ -38,9 +38,10 @@ def call(
 
     An endpoint that yields prints one line for each value.
     """
-    from stagekeeper.cli.asking import ask, stage_of
+    from stagekeeper.cli.asking import ask, check_seconds, stage_of
     from stagekeeper.cli.calling import call_shown, read_argument
 
+    check_seconds(timeout, "--timeout")
     arguments = read_argument(argument)
     ask(
         endpoint,

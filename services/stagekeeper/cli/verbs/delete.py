@@ -35,10 +35,12 @@ def delete(
     Its stages are asked to end, and killed when their stop budget is over. A creation under way is
     cancelled. Once written down it goes on by itself, whatever happens to this command.
     """
-    from stagekeeper.cli.asking import ask
+    from stagekeeper.cli.asking import ask, check_seconds
     from stagekeeper.cli.deploying import delete_shown
     from stagekeeper.cli.exits import CliError, ExitCode
     from stagekeeper.client import Client
+
+    check_seconds(timeout, "--timeout")
 
     async def work(client: Client) -> None:
         if not no_wait:

@@ -29,12 +29,13 @@ def deploy(
     The same spec again starts what does not run, and touches nothing that does. Another spec under
     the same name is refused: delete it first. Ctrl-C leaves the creation running.
     """
-    from stagekeeper.cli.asking import ask
+    from stagekeeper.cli.asking import ask, check_seconds
     from stagekeeper.cli.deploying import Creation, deploy_shown
     from stagekeeper.cli.exits import CliError, ExitCode
     from stagekeeper.cli.spec_files import read_specs
     from stagekeeper.client import NameTaken
 
+    check_seconds(timeout, "--timeout")
     loaded = read_specs([file])[0]
     creation = Creation(loaded.spec.name)
     try:
