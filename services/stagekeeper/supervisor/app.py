@@ -235,6 +235,9 @@ async def run(
         StoreFailed: it could not start, or could not go on: what it promises cannot be kept.
     """
     gc.freeze()  # what was imported stays: no collection has to look through it again
+    # A registration makes hundreds of values that stay; looking for cycles among them after every
+    # 700 is a tenth of the time in which a cluster comes back.
+    gc.set_threshold(20_000, 20, 20)
     supervisor = Supervisor(settings, clock)
     await supervisor.start()
     stopping = asyncio.create_task(stop.wait(), name="supervisor/stop")
