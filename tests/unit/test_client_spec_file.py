@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.client import SpecError, load_spec, parse_spec
-from stagekeeper.client.spec_file import spec_from_dict
+from stagekeeper.client.spec_file import MOST_REPLICAS, spec_from_dict
 from stagekeeper.client.spec_tree import plain, tree_of_yaml
 from stagekeeper.client.spec_values import parse_size
+from stagekeeper.core import spec_check
 
 in_its_time = settings(deadline=None)  # a busy machine is no failure
 
@@ -138,7 +139,11 @@ stages:
         ("overlap_loads: true", "overlap_loads", "one by one"),
         ("    command: [vllm, serve]", "stages[0].command", "Stage class"),
         ("    shard_count: 2", "stages[0].shard_count", "replicas"),
-        ("    memory: {bytes: 1, reuse_profile: true}", "stages[0].memory.reuse_profile", "measur"),
+        (
+            "    devices: [0]\n    memory: {bytes: 1, reuse_profile: true}",
+            "stages[0].memory.reuse_profile",
+            "measur",
+        ),
         ("    ready: {http: /health}", "stages[0].ready", "phases"),
         ("    live: {http: /health}", "stages[0].live", "process"),
         ("    canary: {http: /x}", "stages[0].canary", "endpoint"),
@@ -189,6 +194,69 @@ def test_key_that_stands_twice_is_refused_wherever_it_is():
 def test_malformed_file_is_refused_in_words(text, words):
     with pytest.raises(SpecError, match=words):
         parse_spec(text)
+
+
+_STAGE = "name: m\nstages:\n  - name: s\n    entrypoint: a:B\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (
+            _STAGE + "    args: {x: " + "[" * 3000 + "]" * 3000 + "}\n",
+            5,
+            "more than 50 levels deep",
+        ),
+        (
+            _STAGE + "    args:\n" + "".join(" " * (6 + n) + "a:\n" for n in range(3000)),
+            53,
+            "more than 50 levels deep",
+        ),
+        ("name: m\nx: \0\n", 2, "U+0000"),
+        (_STAGE + "replicas: 99999999999999999999\n", 5, "at least 1 and at most 1000"),
+        (_STAGE + "replicas: 1001\n", 5, "at most 1000"),
+        (_STAGE + "    max_in_flight: 99999999999\n", 5, "at most 4294967295"),
+        (_STAGE + "    args:\n      y: 1e999\n", 6, "1e999 is no finite number"),
+        (_STAGE + "    args:\n      y: -.inf\n", 6, "-.inf is no finite number"),
+        (_STAGE + "    args:\n      y: .NaN\n", 6, ".NaN is no finite number"),
+        (_STAGE + "    args:\n      y: !!float nan\n", 6, "nan is no finite number"),
+        (_STAGE + "    stall_timeout_s: .inf\n", 5, ".inf is no finite number"),
+        (_STAGE + '    args: {y: "\\ud800"}\n', 5, "half a character"),
+        (_STAGE + "    args: {y: " + "9" * 5000 + "}\n", 5, "not of the kind"),
+        (_STAGE + "    memory: {bytes: 1GiB}\n", 5, "add `devices: [0]`"),
+        (_STAGE + "    devices: []\n    memory: {bytes: 1GiB}\n", 6, "add `devices: [0]`"),
+    ],
+)
+def test_value_that_cannot_be_meant_is_refused_with_its_line_and_briefly(text, line, words):
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text)
+    problem = caught.value.problems[0]
+    assert (problem.line, words in problem.problem) == (line, True), problem
+    assert len(problem.problem) < 150
+
+
+def test_quoted_infinity_is_a_text_and_fifty_levels_are_read():
+    args = json.loads(parse_spec(_STAGE + "    args: {y: '.inf'}\n").spec.stages[0].args_json)
+    assert args == {"y": ".inf"}
+    deep = _STAGE + "    args: {x: " + "[" * 40 + "]" * 40 + "}\n"
+    assert parse_spec(deep).spec.stages[0].args_json
+
+
+def test_infinity_in_a_dict_is_refused():
+    stage = {"name": "s", "entrypoint": "a:B", "args": {"y": float("inf")}}
+    with pytest.raises(SpecError, match=r"args\.y: inf is no finite number"):
+        spec_from_dict({"name": "m", "stages": [stage]})
+
+
+def test_file_that_is_no_text_is_refused_with_the_line(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_bytes(b"name: m\nentry: \xff\n")
+    with pytest.raises(SpecError, match="line 2: the byte 0xff is no UTF-8"):
+        load_spec(path)
+
+
+def test_most_replicas_are_those_of_the_supervisor():
+    assert MOST_REPLICAS == spec_check.MOST_REPLICAS
 
 
 def test_many_aliases_do_not_make_a_small_file_large():

@@ -31,6 +31,9 @@ from stagekeeper.v1.types_pb2 import DeploymentSpec, MemoryNeed, ModelInfo, Plac
 
 __all__ = ["LoadedSpec", "SpecError", "SpecProblem", "load_spec", "parse_spec", "spec_from_dict"]
 
+MOST_REPLICAS: Final = 1_000
+"""As many as a supervisor takes; said here too, where the line is known."""
+
 _LATER_KEYS: Final = {
     "restart": "a stage that fails stays FAILED: deploy the same file again to start it",
 }
@@ -106,10 +109,16 @@ def load_spec(path: str | Path) -> LoadedSpec:
         SpecError: it cannot be read, or is wrong; every problem with its line.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SpecError([SpecProblem("", f"cannot be read: {reason}")], str(path)) from error
+        content = Path(path).read_bytes()
+    except OSError as error:
+        problem = SpecProblem("", f"cannot be read: {error.strerror}")
+        raise SpecError([problem], str(path)) from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"the byte 0x{content[error.start]:02x} is no UTF-8: save the file as UTF-8 text"
+        raise SpecError([SpecProblem("", what, line)], str(path)) from error
     return parse_spec(text, str(path))
 
 
@@ -171,7 +180,7 @@ class _SpecReader(TreeReader):
                 "name": lambda value, path: self.set(spec, "name", self.text(value, path)),
                 "model": model,
                 "replicas": lambda value, path: self.set(
-                    spec, "replicas", self.count(value, path, least=1)
+                    spec, "replicas", self.count(value, path, least=1, most=MOST_REPLICAS)
                 ),
                 "entry": lambda value, path: self.set(spec, "entry", self.text(value, path)),
                 "stages": stages,
@@ -249,7 +258,20 @@ class _SpecReader(TreeReader):
             required=("name",) if is_command else ("name", "entrypoint"),
             later=_LATER_STAGE_KEYS,
         )
+        self._no_memory_without_devices(tree, path)
         return stage
+
+    def _no_memory_without_devices(self, tree: Tree, path: str) -> None:
+        """Memory is that of cards: without one nothing would be reserved, and nobody told."""
+        if not isinstance(tree, Mappings) or "memory" not in tree.entries:
+            return
+        devices = tree.entries.get("devices")
+        if devices is None or (isinstance(devices, Items) and not devices.items):
+            self.problem(
+                key_path(path, "memory"),
+                "is reserved on cards, and the stage has none: add `devices: [0]`, or leave it out",
+                tree.key_lines.get("memory", 0),
+            )
 
     def _memory(self, tree: Tree, path: str) -> MemoryNeed:
         need = MemoryNeed()

@@ -9,15 +9,18 @@ the path and the line at which it stands.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import yaml
+from yaml.reader import ReaderError
 
 MAX_DEPTH: Final = 50
 MAX_NODES: Final = 100_000
+LONGEST_QUOTE: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,16 @@ def tree_of_yaml(text: str) -> tuple[Tree | None, list[SpecProblem]]:
     """Read one YAML document; a tree and problems can come together."""
     try:
         root = yaml.compose(text, Loader=_Loader)
+    except _TooDeep as error:
+        return None, [SpecProblem("", f"nested more than {MAX_DEPTH} levels deep", error.line)]
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return None, [SpecProblem("", f"not YAML: it holds {_named(error.character)}", line)]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
         return None, [SpecProblem("", f"not YAML: {what}", mark.line + 1 if mark else 0)]
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         return None, [SpecProblem("", f"not YAML: {error}")]
     if root is None:
         return None, [SpecProblem("", "the file is empty")]
@@ -103,8 +111,39 @@ def plain(tree: Tree) -> object:
     return {key: plain(value) for key, value in tree.entries.items()}
 
 
+def _named(character: int | str) -> str:
+    number = character if isinstance(character, int) else ord(character)
+    return f"the character U+{number:04X}, which no text file has" + (
+        " (a NUL byte: is this the right file?)" if not number else ""
+    )
+
+
+class _TooDeep(Exception):
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2's core schema."""
+    """SafeLoader with the scalars of YAML 1.2's core schema.
+
+    It counts levels, since PyYAML composes each in a call of its own: a deep file would end in a
+    RecursionError, which knows no line.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > MAX_DEPTH:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise _TooDeep(event.start_mark.line + 1)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -114,7 +153,8 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
     (
         "float",
-        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         list("-+.0123456789"),
     ),
 ):
@@ -175,7 +215,7 @@ class _Reader:
             text: str = node.value
             try:
                 if kind == "str":
-                    return Scalar(text, line)
+                    return self._text(text, path, line)
                 if kind == "null":
                     return Scalar(None, line)
                 if kind == "bool":
@@ -183,21 +223,46 @@ class _Reader:
                 if kind == "int":
                     return Scalar(int(text), line)
                 if kind == "float":
-                    return Scalar(float(text), line)
+                    return self._number(text, path, line)
             except ValueError:
-                self._problem(path, f"{text!r} is not of the kind that its tag says", line)
+                self._problem(path, f"{_cut(text)!r} is not of the kind that its tag says", line)
                 return Scalar(None, line)
         self._problem(path, f"tags like {node.tag!r} are not read: write the value itself", line)
         return Scalar(None, line)
 
+    def _text(self, text: str, path: str, line: int) -> Scalar:
+        if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
+            return Scalar(text, line)
+        self._problem(path, f"{_cut(text)!a} holds half a character: write it whole", line)
+        return Scalar(None, line)
+
+    def _number(self, text: str, path: str, line: int) -> Scalar:
+        # The core schema writes what `float` does not read: .inf, .nan.
+        number = float(
+            text.replace(".i", "i").replace(".I", "I").replace(".n", "n").replace(".N", "N")
+        )
+        if not math.isfinite(number):
+            self._problem(path, _not_finite(_cut(text)), line)
+        return Scalar(number, line)
+
     def _problem(self, path: str, problem: str, line: int) -> None:
         self.problems.append(SpecProblem(path, problem, line))
+
+
+def _not_finite(text: str) -> str:
+    return f"{text} is no finite number, and only those can be sent: quote it if it is a text"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "…"
 
 
 def _from_python(value: object, path: str, depth: int, problems: list[SpecProblem]) -> Tree:
     if depth > MAX_DEPTH:
         problems.append(SpecProblem(path, "too deep"))
         return Scalar(None)
+    if isinstance(value, float) and not math.isfinite(value):
+        problems.append(SpecProblem(path, _not_finite(str(value))))
     if value is None or isinstance(value, (str, int, float, bool)):
         return Scalar(value)
     if isinstance(value, Mapping):

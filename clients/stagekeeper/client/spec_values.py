@@ -109,12 +109,15 @@ class TreeReader:
         self.problem(path, "needs text" + (": quote it" if is_number else ""), tree.line)
         return None
 
-    def count(self, tree: Tree, path: str, *, least: int) -> int | None:
-        """Read a whole number, from `least` to what 32 bits hold."""
+    def count(self, tree: Tree, path: str, *, least: int, most: int | None = None) -> int | None:
+        """Read a whole number, from `least` to `most`, or to what 32 bits hold."""
+        limit = 2**32 - 1 if most is None else most
         value = tree.value if isinstance(tree, Scalar) else None
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**32:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= limit:
             return value
-        self.problem(path, f"needs a whole number, at least {least}", tree.line)
+        is_too_large = isinstance(value, int) and value > limit
+        upper = f" and at most {limit}" if most is not None or is_too_large else ""
+        self.problem(path, f"needs a whole number, at least {least}{upper}", tree.line)
         return None
 
     def number(self, tree: Tree, path: str) -> float | None:
