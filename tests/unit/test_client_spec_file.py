@@ -140,7 +140,7 @@ stages:
         ("    command: [vllm, serve]", "stages[0].command", "Stage class"),
         ("    shard_count: 2", "stages[0].shard_count", "replicas"),
         (
-            "    devices: [0]\n    memory: {bytes: 1, reuse_profile: true}",
+            "    memory: {bytes: 1, reuse_profile: true}\n    devices: [0]",
             "stages[0].memory.reuse_profile",
             "measur",
         ),
