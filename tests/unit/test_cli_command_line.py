@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from stagekeeper.cli import later
 from stagekeeper.cli.calling import call_shown
 from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.explain import explain
 from stagekeeper.cli.main import run
 from stagekeeper.cli.serving import allowed_entrypoints
 from stagekeeper.client import Client, DeadlineExceeded, EndpointRaised, Unavailable
@@ -174,6 +176,42 @@ async def test_call_without_an_answer_says_what_where_and_what_to_do(never_ran):
     assert caught.value.message == (
         f"'slow' of 'g' did not answer within 0.3 s{why}: raise --timeout"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/s/store"),
+            "cannot write /s/store: no space left on device: free some space, then start again",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "cannot write a file: no space left on device: free some space, then start again",
+        ),
+        (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory", "/s/f/logs"),
+            "cannot open /s/f/logs: not a directory: a file stands where a folder is needed: "
+            "move it, or name another",
+        ),
+        (OSError(errno.EIO, "Input/output error", b"/s/x"), "cannot use /s/x: input/output error"),
+        (OSError(errno.EIO, "Input/output error"), "input/output error"),
+        (OSError("said by us"), "said by us"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_its_path_and_what_to_do(error, said):
+    assert explain(error).message == said
+
+
+def test_lines_below_an_error_keep_their_place(monkeypatch, capsys):
+    def refuse(argv):
+        raise CliError(ExitCode.FAILED, "it failed", details=["its log:", "    | raise"])
+
+    monkeypatch.setattr("stagekeeper.cli.main.later.refuse", refuse)
+
+    run(["status"])
+
+    assert capsys.readouterr().err.endswith("  its log:\n      | raise\n")
 
 
 @pytest.mark.parametrize("verb", [("call", "m", "e"), ("deploy", "f.yaml"), ("delete", "m")])

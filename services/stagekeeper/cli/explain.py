@@ -6,6 +6,8 @@ itself. Anything that is not in here is a bug of ours, and is said to be one.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,12 +22,32 @@ _HINTS: Final[Mapping[str, str]] = {
     "BAD_FIELD": "",
     "DEPLOYMENT_EXISTS": "",
     "ENDPOINT_UNKNOWN": "",
+    "NO_REPLICA": "repeat when `stagekeeper status` shows a READY replica",
     "NOT_YET": "",
     "STAGE_UNKNOWN": "",
     "TOO_LARGE": "",
 }
 """Reason → what to do in the words of the command line; the client's own words for the others."""
 
+
+_NO_RIGHT: Final = "give this user the right to it, or name another place"
+_NO_SPACE: Final = "free some space, then start again"
+_SYSTEM: Final[Mapping[int, tuple[str, str]]] = {
+    errno.EACCES: ("open", _NO_RIGHT),
+    errno.EDQUOT: ("write", _NO_SPACE),
+    errno.EEXIST: ("make", "move away what is there, or name another place"),
+    errno.EISDIR: ("open", "it is a folder: name a file"),
+    errno.ELOOP: ("open", "mend the symbolic links on the way to it"),
+    errno.EMFILE: ("open", "raise the number of open files that a process may have (ulimit -n)"),
+    errno.ENAMETOOLONG: ("open", "name a shorter path"),
+    errno.ENFILE: ("open", "raise the number of open files of this machine (fs.file-max)"),
+    errno.ENOENT: ("find", "make it, or name another place"),
+    errno.ENOSPC: ("write", _NO_SPACE),
+    errno.ENOTDIR: ("open", "a file stands where a folder is needed: move it, or name another"),
+    errno.EPERM: ("open", _NO_RIGHT),
+    errno.EROFS: ("write", "name a place that can be written"),
+}
+"""What the system refuses → what was attempted, and what to do."""
 
 _PARSERS_WORDS: Final = (
     (re.compile(r"Input should be a valid integer\b.*"), "it needs a whole number"),
@@ -129,9 +151,15 @@ def _of_the_client(error: Exception) -> CliError | None:
 
 
 def _of_the_system(error: Exception) -> CliError | None:
-    if isinstance(error, OSError):
-        return CliError(ExitCode.FAILED, str(error))
-    return None
+    if not isinstance(error, OSError):
+        return None
+    if error.errno is None or not error.strerror:
+        return CliError(ExitCode.FAILED, str(error))  # one of ours: it says what to do
+    attempt, what_to_do = _SYSTEM.get(error.errno, ("use", ""))
+    where = " and ".join(os.fsdecode(it) for it in (error.filename, error.filename2) if it)
+    why = error.strerror[:1].lower() + error.strerror[1:]
+    said = f"cannot {attempt} {where or 'a file'}: {why}" if where or what_to_do else why
+    return CliError(ExitCode.FAILED, f"{said}: {what_to_do}" if what_to_do else said)
 
 
 def _short(message: str) -> str:

@@ -13,8 +13,8 @@ LONGEST_LINE: Final = 800
 
 
 def first_line(text: str, limit: int = LONGEST_QUOTE) -> str:
-    """Return the first line of a text; `…` stands for what is left out."""
-    lines = text.strip().splitlines() or [""]
+    """Return the first line of a text, as far in as it stands; `…` stands for what is left out."""
+    lines = text.strip("\r\n").splitlines() or [""]
     first = lines[0].rstrip()
     if len(first) > limit:
         return first[:limit].rstrip() + "…"

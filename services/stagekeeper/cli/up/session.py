@@ -88,7 +88,7 @@ class _Session:
         failure: BaseException | None = None
         try:
             await _until(ends.asked, self._serve())
-        except (CliError, StagekeeperError, StartFailed) as error:
+        except (CliError, StagekeeperError, StartFailed, OSError) as error:
             failure = error
             say("that failed, for the reason below; undoing what this run began")
         try:
