@@ -22,6 +22,7 @@ from stagekeeper.cli.text.tables import Table, plain_lines, style_of, terminal_l
 from stagekeeper.cli.up.child import Ended, Ready, describe_exit, parse_facts
 from stagekeeper.cli.up.default_devices import default_devices, ram_bytes
 from stagekeeper.cli.up.notices import DeploymentNotices, child_notice
+from stagekeeper.client.view import why_none_is_ready
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
 
@@ -264,6 +265,65 @@ def test_status_shows_state_reason_next_action_and_pids():
         assert expected in shown
     assert any("have not all come back" in note for note in text.notes)
     assert any("it is process 1 of a container" in note for note in text.notes)
+
+
+RAISED = "stage bad raised in LOAD: RuntimeError: no weights"
+
+
+def failed(*reasons, next_action="deploy again to start it", together=""):
+    told = " | ".join(f"replica {n} FAILED: {reason}" for n, reason in enumerate(reasons))
+    return pb2.Deployment(
+        name="m",
+        spec=types.DeploymentSpec(name="m", replicas=len(reasons)),
+        state=types.DEPLOYMENT_STATE_FAILED,
+        reason=together or f"0 of 2 replicas READY: {told}",
+        durable=True,
+        replicas=[
+            pb2.Replica(
+                replica_index=n,
+                state=types.REPLICA_STATE_FAILED,
+                reason=reason,
+                next_action=next_action,
+            )
+            for n, reason in enumerate(reasons)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("deployment", "note", "replica"),
+    [
+        (
+            failed(f"m replica 0: {RAISED}", f"m replica 1: {RAISED}"),
+            "0 of 2 replicas READY: replica 0 FAILED | replica 1 FAILED",
+            f"m replica 0: {RAISED}; next: deploy again to start it",
+        ),
+        (failed("waiting", together="waiting"), "its replicas say why", "waiting; next: deploy"),
+        (failed("w for a, b", next_action="w for a, b to come"), "FAILED", "next: w for a, b to"),
+    ],
+)
+def test_status_says_a_reason_once(deployment, note, replica):
+    deployments = pb2.ListDeploymentsResponse(deployments=[deployment], complete=True)
+    workers = pb2.ListWorkersResponse(complete=True, mode=types.MODE_NORMAL)
+
+    tables = status_text("e:1", workers, deployments).tables
+    shown = "\n".join(line for table in tables for line in plain_lines(table))
+
+    assert note in shown
+    assert replica in shown
+    for reason in (it.reason for it in deployment.replicas):
+        assert shown.count(reason) == 1
+
+
+def test_call_of_what_failed_says_each_reason_once():
+    reasons = (f"m replica 0: {RAISED}", f"m replica 1: {RAISED}")
+
+    told = why_none_is_ready(failed(*reasons))
+
+    assert [told.count(reason) for reason in reasons] == [1, 1]
+    assert told.endswith("; deploy again to start it")
+    waits = failed("waiting for a", next_action="waiting for a", together="1 missing")
+    assert why_none_is_ready(waits).count("waiting for a") == 1
 
 
 def test_status_of_nothing_says_what_to_do():

@@ -69,15 +69,16 @@ def entry_stage_id_of(view: Deployment) -> int:
 
 
 def why_none_is_ready(view: Deployment) -> str:
-    """Say, for a person, in which state everything is and what happens next."""
+    """Say, for a person, in which state everything is and what happens next; nothing twice."""
     state = types.DeploymentState.Name(view.state).removeprefix("DEPLOYMENT_STATE_")
     parts = [f"deployment {view.name!r} is {state} and no replica of it is READY"]
     if view.reason:
         parts.append(view.reason)
     for replica in view.replicas:
         name = types.ReplicaState.Name(replica.state).removeprefix("REPLICA_STATE_")
-        if replica.reason and replica.reason != view.reason:
+        if replica.reason not in view.reason:
             parts.append(f"replica {replica.replica_index} is {name}: {replica.reason}")
     next_actions = [replica.next_action for replica in view.replicas if replica.next_action]
-    parts.extend(next_actions[:1])
-    return "; ".join(parts)
+    text = "; ".join(parts)
+    new = [action for action in next_actions if action not in text]
+    return "; ".join([text, *new[:1]])

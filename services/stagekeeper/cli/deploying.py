@@ -17,6 +17,7 @@ from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds
 from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
 from stagekeeper.cli.text.progress_view import progress_view
+from stagekeeper.cli.text.status import own_reason
 from stagekeeper.client import (
     Client,
     DeployFailed,
@@ -109,7 +110,7 @@ def deploy_failed(error: DeployFailed, what_to_do: str) -> CliError:
         for replica in deployment.replicas
         if replica.reason
     ]
-    why = f" ({deployment.reason})" if deployment.reason and not error.failures else ""
+    why = f" ({own_reason(deployment)})" if deployment.reason and not error.failures else ""
     return CliError(
         ExitCode.FAILED,
         f"{deployment.name!r} did not come up and is {state}{why}: "

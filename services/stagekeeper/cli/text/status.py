@@ -121,12 +121,23 @@ def _deployments(response: pb2.ListDeploymentsResponse) -> Table:
 
 
 def _deployment_note(deployment: pb2.Deployment) -> str:
+    notes = [own_reason(deployment)]
     if not deployment.HasField("spec"):
-        found = "found on workers; nobody is known to want it"
-        return f"{deployment.reason}; {found}" if deployment.reason else found
-    if not deployment.durable:
-        return f"{deployment.reason}; not kept on disk".removeprefix("; ")
-    return deployment.reason
+        notes.append("found on workers; nobody is known to want it")
+    elif not deployment.durable:
+        notes.append("not kept on disk")
+    return "; ".join(note for note in notes if note)
+
+
+def own_reason(deployment: pb2.Deployment) -> str:
+    """Return a deployment's reason without what its replicas' own rows say in full."""
+    reasons = {replica.reason for replica in deployment.replicas if replica.reason}
+    if deployment.reason in reasons:
+        return "its replicas say why"
+    text = deployment.reason
+    for reason in sorted(reasons, key=len, reverse=True):
+        text = text.replace(f": {reason}", "")
+    return text
 
 
 def _replicas(response: pb2.ListDeploymentsResponse) -> Table:
@@ -144,8 +155,10 @@ def _replicas(response: pb2.ListDeploymentsResponse) -> Table:
 
 
 def _why_and_next(replica: pb2.Replica) -> str:
-    if not replica.next_action:
+    if replica.next_action in replica.reason:  # nothing, or said already
         return replica.reason
+    if replica.reason in replica.next_action:
+        return f"next: {replica.next_action}"
     return f"{replica.reason}\nnext: {replica.next_action}".lstrip("\n")
 
 
