@@ -145,7 +145,9 @@ async def test_stage_that_ended_meanwhile_is_failed_and_its_children_are_ended(o
     pids = list(home.processes)
     await overseer.hears(lambda it: len(it.replica_states) == 1, "it is up")
     await agent.kill()
-    os.kill(overseer.shards["a"].pid, signal.SIGKILL)
+    main_process = overseer.shards["a"].pid
+    os.kill(main_process, signal.SIGKILL)
+    await wait_for(lambda: main_process not in home.processes, "it is gone before the next life")
 
     async with agent_in(home):
         first = next(it for it in overseer.registrations if it.incarnation == 2)
