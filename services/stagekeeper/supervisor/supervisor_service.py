@@ -36,7 +36,6 @@ _VERDICTS = {
     HeartbeatVerdict.REGISTER: supervisor_pb2.HEARTBEAT_VERDICT_REGISTER,
     HeartbeatVerdict.SUPERSEDED: supervisor_pb2.HEARTBEAT_VERDICT_SUPERSEDED,
 }
-_KEPT_ANSWERS = 64
 
 
 class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
@@ -50,7 +49,8 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
     def __init__(self, cluster: ClusterName, engine: Engine) -> None:
         self._cluster = cluster
         self._engine = engine
-        self._heartbeat_answers: dict[HeartbeatAnswered, supervisor_pb2.HeartbeatResponse] = {}
+        self._last_answer: HeartbeatAnswered | None = None
+        self._last_message = supervisor_pb2.HeartbeatResponse()
 
     @answers_refusals
     async def RegisterWorker(
@@ -100,7 +100,9 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
             )
         except Refused as refused:
             await abort_refused(context, refused)
-        return self._heartbeat_answers.get(answer) or self._build_answer(answer)
+        if answer is not self._last_answer:  # the registry makes an answer once for all workers
+            self._last_answer, self._last_message = answer, _answer_message(answer)
+        return self._last_message
 
     @answers_refusals
     async def ReportFailure(
@@ -124,17 +126,6 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
             directive=supervisor_pb2.FAILURE_DIRECTIVE_NONE, settled=acknowledged.is_settled
         )
 
-    def _build_answer(self, answer: HeartbeatAnswered) -> supervisor_pb2.HeartbeatResponse:
-        if len(self._heartbeat_answers) >= _KEPT_ANSWERS:  # the pace changes with each new worker
-            self._heartbeat_answers.clear()
-        message = supervisor_pb2.HeartbeatResponse(
-            verdict=_VERDICTS[answer.verdict],
-            epoch=epoch_to_proto(answer.epoch),
-            next_heartbeat_s=answer.next_heartbeat_s,
-        )
-        self._heartbeat_answers[answer] = message
-        return message
-
     def _check_cluster(self, cluster: str) -> None:
         if cluster != self._cluster:
             raise Refused(
@@ -143,6 +134,14 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
                 "--cluster and --endpoint",
                 metadata={"cluster": self._cluster},
             )
+
+
+def _answer_message(answer: HeartbeatAnswered) -> supervisor_pb2.HeartbeatResponse:
+    return supervisor_pb2.HeartbeatResponse(
+        verdict=_VERDICTS[answer.verdict],
+        epoch=epoch_to_proto(answer.epoch),
+        next_heartbeat_s=answer.next_heartbeat_s,
+    )
 
 
 def _at_their_places(refused: Sequence[RefusedEntry], places: Sequence[int]) -> list[RefusedEntry]:
