@@ -5,8 +5,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # mypy refuses a folder without Python files.
-# The end-to-end tests mostly wait for processes, so that more run at once than there are cores.
-TEST_WORKERS ?= 3
+# The end-to-end tests mostly wait for processes.
+TEST_WORKERS ?= 2
 SOURCES := $(shell for d in services clients benchmarks examples tests; do \
   find $$d -name '*.py' -printf "$$d\n" -quit 2>/dev/null; done)
 # The steps of check run in order, under -j too, so that it stops at the first that fails.
