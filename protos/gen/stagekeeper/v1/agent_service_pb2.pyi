@@ -436,8 +436,11 @@ class GetInventoryResponse(_message.Message):
 
     DEVICES_FIELD_NUMBER: _builtins.int
     INVENTORY_UNKNOWN_FIELD_NUMBER: _builtins.int
+    INVENTORY_REASON_FIELD_NUMBER: _builtins.int
     inventory_unknown: _builtins.bool
     """The list could not be read. Not the same as "no devices"."""
+    inventory_reason: _builtins.str
+    """With inventory_unknown: why."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Device]:
         """In the order of their index."""
@@ -447,10 +450,11 @@ class GetInventoryResponse(_message.Message):
         *,
         devices: _abc.Iterable[_types_pb2.Device] | None = ...,
         inventory_unknown: _builtins.bool = ...,
+        inventory_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "inventory_unknown", b"inventory_unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "inventory_reason", b"inventory_reason", "inventory_unknown", b"inventory_unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _WatchContent:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WatchContentEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WatchContent.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WATCH_CONTENT_UNSPECIFIED: _WatchContent.ValueType  # 0
+    """Read as ROUTES."""
+    WATCH_CONTENT_ROUTES: _WatchContent.ValueType  # 1
+    """Deployments as they change: what a client routes by."""
+    WATCH_CONTENT_EVENTS: _WatchContent.ValueType  # 2
+    """What happened, for people: no deployments are sent."""
+    WATCH_CONTENT_ROUTES_AND_EVENTS: _WatchContent.ValueType  # 3
+    """Both."""
+
+class WatchContent(_WatchContent, metaclass=_WatchContentEnumTypeWrapper):
+    """What a watch tells of."""
+
+WATCH_CONTENT_UNSPECIFIED: WatchContent.ValueType  # 0
+"""Read as ROUTES."""
+WATCH_CONTENT_ROUTES: WatchContent.ValueType  # 1
+"""Deployments as they change: what a client routes by."""
+WATCH_CONTENT_EVENTS: WatchContent.ValueType  # 2
+"""What happened, for people: no deployments are sent."""
+WATCH_CONTENT_ROUTES_AND_EVENTS: WatchContent.ValueType  # 3
+"""Both."""
+Global___WatchContent: _TypeAlias = WatchContent  # noqa: Y015
+
 class _ChangeKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -41,6 +69,8 @@ class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind
     """The deployment is gone: nobody wants it and nobody reports it."""
     CHANGE_KIND_BOOKMARK: _ChangeKind.ValueType  # 6
     """Nothing changed; the supervisor is there."""
+    CHANGE_KIND_EVENT: _ChangeKind.ValueType  # 7
+    """Something happened: `event` says what."""
 
 class ChangeKind(_ChangeKind, metaclass=_ChangeKindEnumTypeWrapper):
     """What a change did."""
@@ -59,7 +89,113 @@ CHANGE_KIND_REMOVED: ChangeKind.ValueType  # 5
 """The deployment is gone: nobody wants it and nobody reports it."""
 CHANGE_KIND_BOOKMARK: ChangeKind.ValueType  # 6
 """Nothing changed; the supervisor is there."""
+CHANGE_KIND_EVENT: ChangeKind.ValueType  # 7
+"""Something happened: `event` says what."""
 Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015
+
+class _EventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVENT_KIND_UNSPECIFIED: _EventKind.ValueType  # 0
+    """Never sent."""
+    EVENT_KIND_REIGN_BEGAN: _EventKind.ValueType  # 1
+    """This reign began."""
+    EVENT_KIND_EPOCH_RAISED: _EventKind.ValueType  # 2
+    """A worker showed a higher reign, and this one went above it."""
+    EVENT_KIND_HOLD_ENDED: _EventKind.ValueType  # 3
+    """The supervisor holds still no longer: the workers are back, or the window is over."""
+    EVENT_KIND_WORKER_JOINED: _EventKind.ValueType  # 4
+    """A worker registered that this reign did not know."""
+    EVENT_KIND_WORKER_RECONNECTED: _EventKind.ValueType  # 5
+    """A worker was heard again after it had been SUSPECT or worse."""
+    EVENT_KIND_WORKER_RESTARTED: _EventKind.ValueType  # 6
+    """A worker registered as another life of its agent."""
+    EVENT_KIND_WORKER_SUSPECTED: _EventKind.ValueType  # 7
+    """A worker missed two heartbeats."""
+    EVENT_KIND_WORKER_UNREACHABLE: _EventKind.ValueType  # 8
+    """A worker's lease ran out."""
+    EVENT_KIND_WORKER_LOST: _EventKind.ValueType  # 9
+    """A worker was given up on."""
+    EVENT_KIND_WORKER_FORGOTTEN: _EventKind.ValueType  # 10
+    """A worker without shards was dropped from the lists."""
+    EVENT_KIND_WORKER_SUPERSEDED: _EventKind.ValueType  # 11
+    """An older life of a worker was told that it has no say any more."""
+    EVENT_KIND_AGENT_UNREACHABLE: _EventKind.ValueType  # 12
+    """An agent did not answer when it was dialled back."""
+    EVENT_KIND_AGENT_REACHED: _EventKind.ValueType  # 13
+    """An agent answers again."""
+    EVENT_KIND_ENTRIES_REFUSED: _EventKind.ValueType  # 14
+    """Entries of a worker's slice were refused."""
+    EVENT_KIND_DEPLOYMENT_REQUESTED: _EventKind.ValueType  # 15
+    """Somebody wants a deployment."""
+    EVENT_KIND_DEPLOYMENT_DELETED: _EventKind.ValueType  # 16
+    """Somebody wants a deployment no longer."""
+    EVENT_KIND_DEPLOYMENT_CHANGED: _EventKind.ValueType  # 17
+    """A deployment's state is another one."""
+    EVENT_KIND_REPLICA_CHANGED: _EventKind.ValueType  # 18
+    """A replica's state is another one."""
+    EVENT_KIND_START_BEGAN: _EventKind.ValueType  # 19
+    """The start of a replica began."""
+    EVENT_KIND_START_ENDED: _EventKind.ValueType  # 20
+    """The start of a replica ended, well or not."""
+    EVENT_KIND_FAILURE_RECORDED: _EventKind.ValueType  # 21
+    """A failure was recorded."""
+    EVENT_KIND_STOP_REQUESTED: _EventKind.ValueType  # 22
+    """The stop of a slot was asked of an agent."""
+
+class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
+    """What happened."""
+
+EVENT_KIND_UNSPECIFIED: EventKind.ValueType  # 0
+"""Never sent."""
+EVENT_KIND_REIGN_BEGAN: EventKind.ValueType  # 1
+"""This reign began."""
+EVENT_KIND_EPOCH_RAISED: EventKind.ValueType  # 2
+"""A worker showed a higher reign, and this one went above it."""
+EVENT_KIND_HOLD_ENDED: EventKind.ValueType  # 3
+"""The supervisor holds still no longer: the workers are back, or the window is over."""
+EVENT_KIND_WORKER_JOINED: EventKind.ValueType  # 4
+"""A worker registered that this reign did not know."""
+EVENT_KIND_WORKER_RECONNECTED: EventKind.ValueType  # 5
+"""A worker was heard again after it had been SUSPECT or worse."""
+EVENT_KIND_WORKER_RESTARTED: EventKind.ValueType  # 6
+"""A worker registered as another life of its agent."""
+EVENT_KIND_WORKER_SUSPECTED: EventKind.ValueType  # 7
+"""A worker missed two heartbeats."""
+EVENT_KIND_WORKER_UNREACHABLE: EventKind.ValueType  # 8
+"""A worker's lease ran out."""
+EVENT_KIND_WORKER_LOST: EventKind.ValueType  # 9
+"""A worker was given up on."""
+EVENT_KIND_WORKER_FORGOTTEN: EventKind.ValueType  # 10
+"""A worker without shards was dropped from the lists."""
+EVENT_KIND_WORKER_SUPERSEDED: EventKind.ValueType  # 11
+"""An older life of a worker was told that it has no say any more."""
+EVENT_KIND_AGENT_UNREACHABLE: EventKind.ValueType  # 12
+"""An agent did not answer when it was dialled back."""
+EVENT_KIND_AGENT_REACHED: EventKind.ValueType  # 13
+"""An agent answers again."""
+EVENT_KIND_ENTRIES_REFUSED: EventKind.ValueType  # 14
+"""Entries of a worker's slice were refused."""
+EVENT_KIND_DEPLOYMENT_REQUESTED: EventKind.ValueType  # 15
+"""Somebody wants a deployment."""
+EVENT_KIND_DEPLOYMENT_DELETED: EventKind.ValueType  # 16
+"""Somebody wants a deployment no longer."""
+EVENT_KIND_DEPLOYMENT_CHANGED: EventKind.ValueType  # 17
+"""A deployment's state is another one."""
+EVENT_KIND_REPLICA_CHANGED: EventKind.ValueType  # 18
+"""A replica's state is another one."""
+EVENT_KIND_START_BEGAN: EventKind.ValueType  # 19
+"""The start of a replica began."""
+EVENT_KIND_START_ENDED: EventKind.ValueType  # 20
+"""The start of a replica ended, well or not."""
+EVENT_KIND_FAILURE_RECORDED: EventKind.ValueType  # 21
+"""A failure was recorded."""
+EVENT_KIND_STOP_REQUESTED: EventKind.ValueType  # 22
+"""The stop of a slot was asked of an agent."""
+Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
 class PlanDeploymentRequest(_message.Message):
@@ -87,25 +223,321 @@ Global___PlanDeploymentRequest: _TypeAlias = PlanDeploymentRequest  # noqa: Y015
 
 @_typing.final
 class PlanDeploymentResponse(_message.Message):
-    """A plan."""
+    """What a creation would do."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_ID_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    KEPT_REPLICAS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    ESTIMATED_S_FIELD_NUMBER: _builtins.int
+    EXISTS_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
-    """A digest of spec and inventory; stored nowhere."""
+    """A digest of the spec and of what this plan rests on; stored nowhere. Equal ids are equal plans."""
+    estimated_s: _builtins.float
+    """The longest group, from earlier starts of these stages; absent when one has never been seen."""
+    exists: _builtins.bool
+    """The deployment of this name is there already, with this very spec."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageGroup]:
+        """How the stages of every replica are started: by the least stage of each group."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedReplica]:
+        """Replicas that the creation would start, ascending."""
+
+    @_builtins.property
+    def kept_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Replicas that run or start already and would be left alone, ascending."""
+
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedDevice]:
+        """The sum for each real card that a planned stage would lie on; when nothing fits, for the cards of
+        the worker that came closest.
+        """
+
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanRefusal]:
+        """Every reason why it could not be created now; empty means that it could."""
+
     def __init__(
         self,
         *,
         plan_id: _builtins.str = ...,
+        groups: _abc.Iterable[Global___StageGroup] | None = ...,
+        replicas: _abc.Iterable[Global___PlannedReplica] | None = ...,
+        kept_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        devices: _abc.Iterable[Global___PlannedDevice] | None = ...,
+        refusals: _abc.Iterable[Global___PlanRefusal] | None = ...,
+        estimated_s: _builtins.float | None = ...,
+        exists: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "estimated_s", b"estimated_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "devices", b"devices", "estimated_s", b"estimated_s", "exists", b"exists", "groups", b"groups", "kept_replicas", b"kept_replicas", "plan_id", b"plan_id", "refusals", b"refusals", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__estimated_s: _TypeAlias = _typing.Literal["estimated_s"]  # noqa: Y015
+    _WhichOneofArgType__estimated_s: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__estimated_s) -> _WhichOneofReturnType__estimated_s | None: ...
+
+Global___PlanDeploymentResponse: _TypeAlias = PlanDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class StageGroup(_message.Message):
+    """Stages that share a card, directly or through others. Serial inside, side by side with others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_IDS_FIELD_NUMBER: _builtins.int
+    STAGE_NAMES_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    ESTIMATED_S_FIELD_NUMBER: _builtins.int
+    estimated_s: _builtins.float
+    """The sum over its stages, from earlier starts; absent when one has never been seen."""
+    @_builtins.property
+    def stage_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending: the order in which they start."""
+
+    @_builtins.property
+    def stage_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names, in the same order."""
+
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Cards of the replica that tie them together, ascending; empty for a stage without cards."""
+
+    def __init__(
+        self,
+        *,
+        stage_ids: _abc.Iterable[_builtins.int] | None = ...,
+        stage_names: _abc.Iterable[_builtins.str] | None = ...,
+        devices: _abc.Iterable[_builtins.int] | None = ...,
+        estimated_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "estimated_s", b"estimated_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "devices", b"devices", "estimated_s", b"estimated_s", "stage_ids", b"stage_ids", "stage_names", b"stage_names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__estimated_s: _TypeAlias = _typing.Literal["estimated_s"]  # noqa: Y015
+    _WhichOneofArgType__estimated_s: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__estimated_s) -> _WhichOneofReturnType__estimated_s | None: ...
+
+Global___StageGroup: _TypeAlias = StageGroup  # noqa: Y015
+
+@_typing.final
+class PlannedReplica(_message.Message):
+    """A replica that would be started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_INDEX_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    CARDS_FIELD_NUMBER: _builtins.int
+    replica_index: _builtins.int
+    """Which."""
+    worker_id: _builtins.str
+    """Where it would lie; empty when nothing has room."""
+    @_builtins.property
+    def cards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedCard]:
+        """The real card for each card of the replica, ascending by card."""
+
+    def __init__(
+        self,
+        *,
+        replica_index: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        cards: _abc.Iterable[Global___PlannedCard] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cards", b"cards", "replica_index", b"replica_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlanDeploymentResponse: _TypeAlias = PlanDeploymentResponse  # noqa: Y015
+Global___PlannedReplica: _TypeAlias = PlannedReplica  # noqa: Y015
+
+@_typing.final
+class PlannedCard(_message.Message):
+    """A card of a replica, and the real one behind it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    device: _builtins.int
+    """The number that the spec uses."""
+    device_id: _builtins.str
+    """The worker's device."""
+    def __init__(
+        self,
+        *,
+        device: _builtins.int = ...,
+        device_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_id", b"device_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedCard: _TypeAlias = PlannedCard  # noqa: Y015
+
+@_typing.final
+class PlannedDevice(_message.Message):
+    """What would be wanted of one real card."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    NEED_BYTES_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Whose card it is."""
+    device_id: _builtins.str
+    """Its id."""
+    model: _builtins.str
+    """Its model, for people."""
+    total_bytes: _builtins.int
+    """All of its memory."""
+    need_bytes: _builtins.int
+    """All that is wanted of it: new stages and what is held."""
+    is_over: _builtins.bool
+    """More is wanted than there is."""
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTerm]:
+        """What each new stage adds."""
+
+    @_builtins.property
+    def holdings(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedHolding]:
+        """What is held already: stages that run, start or stop, and starts that are promised."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        device_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        total_bytes: _builtins.int = ...,
+        need_bytes: _builtins.int = ...,
+        is_over: _builtins.bool = ...,
+        stages: _abc.Iterable[Global___PlannedTerm] | None = ...,
+        holdings: _abc.Iterable[Global___PlannedHolding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "holdings", b"holdings", "is_over", b"is_over", "model", b"model", "need_bytes", b"need_bytes", "stages", b"stages", "total_bytes", b"total_bytes", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedDevice: _TypeAlias = PlannedDevice  # noqa: Y015
+
+@_typing.final
+class PlannedTerm(_message.Message):
+    """What a new stage adds to the sum of one card."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_INDEX_FIELD_NUMBER: _builtins.int
+    STAGE_ID_FIELD_NUMBER: _builtins.int
+    STAGE_NAME_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    NEED_FIELD_NUMBER: _builtins.int
+    replica_index: _builtins.int
+    """Of which replica."""
+    stage_id: _builtins.int
+    """Which stage."""
+    stage_name: _builtins.str
+    """Its name."""
+    memory_bytes: _builtins.int
+    """int(utilization * total) + reserve, or bytes + reserve."""
+    @_builtins.property
+    def need(self) -> _types_pb2.MemoryNeed:
+        """As the spec states it."""
+
+    def __init__(
+        self,
+        *,
+        replica_index: _builtins.int = ...,
+        stage_id: _builtins.int = ...,
+        stage_name: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+        need: _types_pb2.MemoryNeed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["need", b"need"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "need", b"need", "replica_index", b"replica_index", "stage_id", b"stage_id", "stage_name", b"stage_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedTerm: _TypeAlias = PlannedTerm  # noqa: Y015
+
+@_typing.final
+class PlannedHolding(_message.Message):
+    """Bytes of a card that are not free."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """Who holds them, for people."""
+    memory_bytes: _builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedHolding: _TypeAlias = PlannedHolding  # noqa: Y015
+
+@_typing.final
+class PlanRefusal(_message.Message):
+    """One reason why a creation would be refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """From the table of reasons."""
+    worker_id: _builtins.str
+    """The worker that it is about; empty when it is about none."""
+    device_id: _builtins.str
+    """The card that it is about; empty when it is about none."""
+    message: _builtins.str
+    """What is wrong, with the sum where there is one, and what would help."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        device_id: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "message", b"message", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRefusal: _TypeAlias = PlanRefusal  # noqa: Y015
 
 @_typing.final
 class CreateDeploymentRequest(_message.Message):
@@ -114,6 +546,9 @@ class CreateDeploymentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """The plan that the caller looked at; empty means none. One that no longer fits is refused."""
     @_builtins.property
     def spec(self) -> _types_pb2.DeploymentSpec:
         """What is wanted."""
@@ -122,10 +557,11 @@ class CreateDeploymentRequest(_message.Message):
         self,
         *,
         spec: _types_pb2.DeploymentSpec | None = ...,
+        plan_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,6 +932,7 @@ class Deployment(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    STATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     spec_revision: _builtins.int
@@ -518,6 +955,10 @@ class Deployment(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was first wanted; absent when that is unknown."""
 
+    @_builtins.property
+    def state_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when it is in that state; absent when it was so before this reign began."""
+
     def __init__(
         self,
         *,
@@ -529,10 +970,11 @@ class Deployment(_message.Message):
         replicas: _abc.Iterable[Global___Replica] | None = ...,
         durable: _builtins.bool = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        state_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "spec", b"spec", "state_time", b"state_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "durable", b"durable", "name", b"name", "reason", b"reason", "replicas", b"replicas", "spec", b"spec", "spec_revision", b"spec_revision", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "durable", b"durable", "name", b"name", "reason", b"reason", "replicas", b"replicas", "spec", b"spec", "spec_revision", b"spec_revision", "state", b"state", "state_time", b"state_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,6 +993,8 @@ class Replica(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     NEXT_ACTION_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    STATE_TIME_FIELD_NUMBER: _builtins.int
+    NEXT_ACTION_IN_S_FIELD_NUMBER: _builtins.int
     replica_index: _builtins.int
     """Which."""
     state: _types_pb2.ReplicaState.ValueType
@@ -563,11 +1007,17 @@ class Replica(_message.Message):
     """Why it is in that state; empty when READY."""
     next_action: _builtins.str
     """What happens next by itself, or what to do."""
+    next_action_in_s: _builtins.float
+    """Seconds until `next_action` happens by itself, when that is by the clock; absent otherwise."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoutedShard]:
         """The shards of the set that is shown, in the order of (stage_id, shard_index), whatever the
         order in which they were reported.
         """
+
+    @_builtins.property
+    def state_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when it is in that state; absent when it was so before this reign began."""
 
     def __init__(
         self,
@@ -579,12 +1029,16 @@ class Replica(_message.Message):
         reason: _builtins.str = ...,
         next_action: _builtins.str = ...,
         shards: _abc.Iterable[Global___RoutedShard] | None = ...,
+        state_time: _timestamp_pb2.Timestamp | None = ...,
+        next_action_in_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_action_in_s", b"_next_action_in_s", "next_action_in_s", b"next_action_in_s", "state_time", b"state_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_action", b"next_action", "ready_shard_count", b"ready_shard_count", "reason", b"reason", "replica_index", b"replica_index", "shard_count", b"shard_count", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_action_in_s", b"_next_action_in_s", "next_action", b"next_action", "next_action_in_s", b"next_action_in_s", "ready_shard_count", b"ready_shard_count", "reason", b"reason", "replica_index", b"replica_index", "shard_count", b"shard_count", "shards", b"shards", "state", b"state", "state_time", b"state_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_action_in_s: _TypeAlias = _typing.Literal["next_action_in_s"]  # noqa: Y015
+    _WhichOneofArgType__next_action_in_s: _TypeAlias = _typing.Literal["_next_action_in_s", b"_next_action_in_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_action_in_s) -> _WhichOneofReturnType__next_action_in_s | None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
 
@@ -704,6 +1158,8 @@ class Worker(_message.Message):
     SHARD_COUNT_FIELD_NUMBER: _builtins.int
     REGISTRATION_COUNT_FIELD_NUMBER: _builtins.int
     INVENTORY_UNKNOWN_FIELD_NUMBER: _builtins.int
+    INVENTORY_REASON_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its id."""
     state: _types_pb2.WorkerState.ValueType
@@ -732,9 +1188,15 @@ class Worker(_message.Message):
     """Registrations that this reign accepted from it."""
     inventory_unknown: _builtins.bool
     """The device list could not be read."""
+    inventory_reason: _builtins.str
+    """With inventory_unknown: why."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Device]:
         """Its cards."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its operator should know of it, in its agent's words, a sentence each."""
 
     def __init__(
         self,
@@ -754,10 +1216,12 @@ class Worker(_message.Message):
         shard_count: _builtins.int = ...,
         registration_count: _builtins.int = ...,
         inventory_unknown: _builtins.bool = ...,
+        inventory_reason: _builtins.str = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_reachable", b"_agent_reachable", "agent_reachable", b"agent_reachable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_reachable", b"_agent_reachable", "agent_address", b"agent_address", "agent_reachable", b"agent_reachable", "devices", b"devices", "hostname", b"hostname", "incarnation", b"incarnation", "inventory_unknown", b"inventory_unknown", "outlive_reason", b"outlive_reason", "reason", b"reason", "registration_count", b"registration_count", "revision", b"revision", "shard_count", b"shard_count", "silent_for_s", b"silent_for_s", "stages_outlive_agent", b"stages_outlive_agent", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_reachable", b"_agent_reachable", "agent_address", b"agent_address", "agent_reachable", b"agent_reachable", "devices", b"devices", "hostname", b"hostname", "incarnation", b"incarnation", "inventory_reason", b"inventory_reason", "inventory_unknown", b"inventory_unknown", "notes", b"notes", "outlive_reason", b"outlive_reason", "reason", b"reason", "registration_count", b"registration_count", "revision", b"revision", "shard_count", b"shard_count", "silent_for_s", b"silent_for_s", "stages_outlive_agent", b"stages_outlive_agent", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_reachable: _TypeAlias = _typing.Literal["agent_reachable"]  # noqa: Y015
     _WhichOneofArgType__agent_reachable: _TypeAlias = _typing.Literal["_agent_reachable", b"_agent_reachable"]  # noqa: Y015
@@ -822,6 +1286,17 @@ class WatchDeploymentsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    LAST_EVENTS_FIELD_NUMBER: _builtins.int
+    content: Global___WatchContent.ValueType
+    """What to tell of."""
+    deployment: _builtins.str
+    """Only of this deployment; empty means of all. Events about workers and the supervisor itself are
+    left out then.
+    """
+    last_events: _builtins.int
+    """Events in the snapshot, the newest, oldest first; 0 is read as 100."""
     @_builtins.property
     def after(self) -> _types_pb2.ChangeRevision:
         """Only what came after it; absent means a snapshot first."""
@@ -830,14 +1305,80 @@ class WatchDeploymentsRequest(_message.Message):
         self,
         *,
         after: _types_pb2.ChangeRevision | None = ...,
+        content: Global___WatchContent.ValueType = ...,
+        deployment: _builtins.str = ...,
+        last_events: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "content", b"content", "deployment", b"deployment", "last_events", b"last_events"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchDeploymentsRequest: _TypeAlias = WatchDeploymentsRequest  # noqa: Y015
+
+@_typing.final
+class Event(_message.Message):
+    """Something that happened, for people. In memory only: a restart of the supervisor forgets it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    IS_WARNING_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    REPLICA_INDEX_FIELD_NUMBER: _builtins.int
+    STAGE_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_ID_FIELD_NUMBER: _builtins.int
+    kind: Global___EventKind.ValueType
+    """What."""
+    message: _builtins.str
+    """One sentence."""
+    is_warning: _builtins.bool
+    """Somebody should look at it."""
+    deployment: _builtins.str
+    """The deployment that it is about; empty when it is about none."""
+    replica_index: _builtins.int
+    """The replica that it is about; absent when it is about none."""
+    stage_id: _builtins.int
+    """The stage that it is about; absent when it is about none."""
+    worker_id: _builtins.str
+    """The worker that it is about; empty when it is about none."""
+    failure_id: _builtins.str
+    """The failure that it is about; empty when it is about none."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When, by the supervisor's wall clock."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___EventKind.ValueType = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        message: _builtins.str = ...,
+        is_warning: _builtins.bool = ...,
+        deployment: _builtins.str = ...,
+        replica_index: _builtins.int | None = ...,
+        stage_id: _builtins.int | None = ...,
+        worker_id: _builtins.str = ...,
+        failure_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_replica_index", b"_replica_index", "_stage_id", b"_stage_id", "replica_index", b"replica_index", "stage_id", b"stage_id", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replica_index", b"_replica_index", "_stage_id", b"_stage_id", "deployment", b"deployment", "failure_id", b"failure_id", "is_warning", b"is_warning", "kind", b"kind", "message", b"message", "replica_index", b"replica_index", "stage_id", b"stage_id", "time", b"time", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__replica_index: _TypeAlias = _typing.Literal["replica_index"]  # noqa: Y015
+    _WhichOneofArgType__replica_index: _TypeAlias = _typing.Literal["_replica_index", b"_replica_index"]  # noqa: Y015
+    _WhichOneofReturnType__stage_id: _TypeAlias = _typing.Literal["stage_id"]  # noqa: Y015
+    _WhichOneofArgType__stage_id: _TypeAlias = _typing.Literal["_stage_id", b"_stage_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_index) -> _WhichOneofReturnType__replica_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stage_id) -> _WhichOneofReturnType__stage_id | None: ...
+
+Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class WatchDeploymentsResponse(_message.Message):
@@ -849,17 +1390,22 @@ class WatchDeploymentsResponse(_message.Message):
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
     kind: Global___ChangeKind.ValueType
     """What it did."""
     complete: _builtins.bool
     """With SYNCED and BOOKMARK: false while the supervisor is RECOVERING."""
     @_builtins.property
     def deployment(self) -> Global___Deployment:
-        """The deployment after it; only its name with REMOVED; absent with SYNCED and BOOKMARK."""
+        """The deployment after it; only its name with REMOVED; absent with SYNCED, BOOKMARK and EVENT."""
 
     @_builtins.property
     def revision(self) -> _types_pb2.ChangeRevision:
         """Its place in the change log."""
+
+    @_builtins.property
+    def event(self) -> Global___Event:
+        """With EVENT: what happened."""
 
     def __init__(
         self,
@@ -868,10 +1414,11 @@ class WatchDeploymentsResponse(_message.Message):
         deployment: Global___Deployment | None = ...,
         revision: _types_pb2.ChangeRevision | None = ...,
         complete: _builtins.bool = ...,
+        event: Global___Event | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "revision", b"revision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "event", b"event", "revision", b"revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "deployment", b"deployment", "kind", b"kind", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "deployment", b"deployment", "event", b"event", "kind", b"kind", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

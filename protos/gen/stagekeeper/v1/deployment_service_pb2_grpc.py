@@ -93,9 +93,12 @@ class DeploymentServiceServicer:
     """
 
     def PlanDeployment(self, request, context):
-        """Says what a creation would do, and starts nothing. Not built yet.
+        """Says what a creation would do at this moment, and starts nothing: groups, placement, the sum for
+        each card, and every refusal. Read from memory; stored nowhere; asks no agent.
 
-        Codes: UNIMPLEMENTED NOT_YET: create the deployment; a refusal prints the same arithmetic.
+        Codes: INVALID_ARGUMENT BAD_FIELD (every wrong field at once). UNIMPLEMENTED NOT_YET: the spec
+        uses what this release lacks. What a creation would be refused for now (no room, another spec of
+        that name, workers that are still awaited) is no error here: `refusals` has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,7 +117,8 @@ class DeploymentServiceServicer:
         has room; the message holds the sum for each card; nothing was started and nothing is wanted.
         FAILED_PRECONDITION REPLICA_DRAINING: it is being deleted: wait until it is gone. UNAVAILABLE
         SUPERVISOR_RECOVERING: the deadline passed before the workers were back: repeat. UNIMPLEMENTED
-        NOT_YET: the spec uses what this release lacks.
+        NOT_YET: the spec uses what this release lacks. FAILED_PRECONDITION PLAN_STALE: the plan_id was
+        made for another spec, or the cluster has changed since: plan again, look, then create.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,11 +181,14 @@ class DeploymentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchDeployments(self, request, context):
-        """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment and
-        ends that with a SYNCED; from then on each change is sent once, in order.
+        """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment (with
+        the newest events, where events were asked for) and ends that with a SYNCED; from then on each
+        change is sent once, in order. Routes and events share one order of revisions.
+
+        A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
         Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-        reader fell behind: watch again without a revision. UNAVAILABLE: the supervisor ends; keep the
+        reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
         routes you have and watch again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

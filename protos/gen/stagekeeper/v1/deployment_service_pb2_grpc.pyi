@@ -38,9 +38,12 @@ class DeploymentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DeploymentServiceAsyncStub: ...
     PlanDeployment: _grpc.UnaryUnaryMultiCallable[_deployment_service_pb2.PlanDeploymentRequest, _deployment_service_pb2.PlanDeploymentResponse]
-    """Says what a creation would do, and starts nothing. Not built yet.
+    """Says what a creation would do at this moment, and starts nothing: groups, placement, the sum for
+    each card, and every refusal. Read from memory; stored nowhere; asks no agent.
 
-    Codes: UNIMPLEMENTED NOT_YET: create the deployment; a refusal prints the same arithmetic.
+    Codes: INVALID_ARGUMENT BAD_FIELD (every wrong field at once). UNIMPLEMENTED NOT_YET: the spec
+    uses what this release lacks. What a creation would be refused for now (no room, another spec of
+    that name, workers that are still awaited) is no error here: `refusals` has it.
     """
     CreateDeployment: _grpc.UnaryStreamMultiCallable[_deployment_service_pb2.CreateDeploymentRequest, _deployment_service_pb2.CreateDeploymentResponse]
     """Wants a deployment and starts it, with progress. Idempotent by name and spec: the same spec again
@@ -55,7 +58,8 @@ class DeploymentServiceStub:
     has room; the message holds the sum for each card; nothing was started and nothing is wanted.
     FAILED_PRECONDITION REPLICA_DRAINING: it is being deleted: wait until it is gone. UNAVAILABLE
     SUPERVISOR_RECOVERING: the deadline passed before the workers were back: repeat. UNIMPLEMENTED
-    NOT_YET: the spec uses what this release lacks.
+    NOT_YET: the spec uses what this release lacks. FAILED_PRECONDITION PLAN_STALE: the plan_id was
+    made for another spec, or the cluster has changed since: plan again, look, then create.
     """
     UpdateDeployment: _grpc.UnaryUnaryMultiCallable[_deployment_service_pb2.UpdateDeploymentRequest, _deployment_service_pb2.UpdateDeploymentResponse]
     """Moves a deployment to another spec. Not built yet.
@@ -90,11 +94,14 @@ class DeploymentServiceStub:
     Codes: none of its own.
     """
     WatchDeployments: _grpc.UnaryStreamMultiCallable[_deployment_service_pb2.WatchDeploymentsRequest, _deployment_service_pb2.WatchDeploymentsResponse]
-    """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment and
-    ends that with a SYNCED; from then on each change is sent once, in order.
+    """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment (with
+    the newest events, where events were asked for) and ends that with a SYNCED; from then on each
+    change is sent once, in order. Routes and events share one order of revisions.
+
+    A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
     Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-    reader fell behind: watch again without a revision. UNAVAILABLE: the supervisor ends; keep the
+    reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
     routes you have and watch again.
     """
 
@@ -108,9 +115,12 @@ class DeploymentServiceAsyncStub(DeploymentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PlanDeployment: _aio.UnaryUnaryMultiCallable[_deployment_service_pb2.PlanDeploymentRequest, _deployment_service_pb2.PlanDeploymentResponse]  # type: ignore[assignment]
-    """Says what a creation would do, and starts nothing. Not built yet.
+    """Says what a creation would do at this moment, and starts nothing: groups, placement, the sum for
+    each card, and every refusal. Read from memory; stored nowhere; asks no agent.
 
-    Codes: UNIMPLEMENTED NOT_YET: create the deployment; a refusal prints the same arithmetic.
+    Codes: INVALID_ARGUMENT BAD_FIELD (every wrong field at once). UNIMPLEMENTED NOT_YET: the spec
+    uses what this release lacks. What a creation would be refused for now (no room, another spec of
+    that name, workers that are still awaited) is no error here: `refusals` has it.
     """
     CreateDeployment: _aio.UnaryStreamMultiCallable[_deployment_service_pb2.CreateDeploymentRequest, _deployment_service_pb2.CreateDeploymentResponse]  # type: ignore[assignment]
     """Wants a deployment and starts it, with progress. Idempotent by name and spec: the same spec again
@@ -125,7 +135,8 @@ class DeploymentServiceAsyncStub(DeploymentServiceStub):
     has room; the message holds the sum for each card; nothing was started and nothing is wanted.
     FAILED_PRECONDITION REPLICA_DRAINING: it is being deleted: wait until it is gone. UNAVAILABLE
     SUPERVISOR_RECOVERING: the deadline passed before the workers were back: repeat. UNIMPLEMENTED
-    NOT_YET: the spec uses what this release lacks.
+    NOT_YET: the spec uses what this release lacks. FAILED_PRECONDITION PLAN_STALE: the plan_id was
+    made for another spec, or the cluster has changed since: plan again, look, then create.
     """
     UpdateDeployment: _aio.UnaryUnaryMultiCallable[_deployment_service_pb2.UpdateDeploymentRequest, _deployment_service_pb2.UpdateDeploymentResponse]  # type: ignore[assignment]
     """Moves a deployment to another spec. Not built yet.
@@ -160,11 +171,14 @@ class DeploymentServiceAsyncStub(DeploymentServiceStub):
     Codes: none of its own.
     """
     WatchDeployments: _aio.UnaryStreamMultiCallable[_deployment_service_pb2.WatchDeploymentsRequest, _deployment_service_pb2.WatchDeploymentsResponse]  # type: ignore[assignment]
-    """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment and
-    ends that with a SYNCED; from then on each change is sent once, in order.
+    """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment (with
+    the newest events, where events were asked for) and ends that with a SYNCED; from then on each
+    change is sent once, in order. Routes and events share one order of revisions.
+
+    A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
     Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-    reader fell behind: watch again without a revision. UNAVAILABLE: the supervisor ends; keep the
+    reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
     routes you have and watch again.
     """
 
@@ -181,9 +195,12 @@ class DeploymentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _deployment_service_pb2.PlanDeploymentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_deployment_service_pb2.PlanDeploymentResponse, _abc.Awaitable[_deployment_service_pb2.PlanDeploymentResponse]]:
-        """Says what a creation would do, and starts nothing. Not built yet.
+        """Says what a creation would do at this moment, and starts nothing: groups, placement, the sum for
+        each card, and every refusal. Read from memory; stored nowhere; asks no agent.
 
-        Codes: UNIMPLEMENTED NOT_YET: create the deployment; a refusal prints the same arithmetic.
+        Codes: INVALID_ARGUMENT BAD_FIELD (every wrong field at once). UNIMPLEMENTED NOT_YET: the spec
+        uses what this release lacks. What a creation would be refused for now (no room, another spec of
+        that name, workers that are still awaited) is no error here: `refusals` has it.
         """
 
     @_abc_1.abstractmethod
@@ -204,7 +221,8 @@ class DeploymentServiceServicer(metaclass=_abc_1.ABCMeta):
         has room; the message holds the sum for each card; nothing was started and nothing is wanted.
         FAILED_PRECONDITION REPLICA_DRAINING: it is being deleted: wait until it is gone. UNAVAILABLE
         SUPERVISOR_RECOVERING: the deadline passed before the workers were back: repeat. UNIMPLEMENTED
-        NOT_YET: the spec uses what this release lacks.
+        NOT_YET: the spec uses what this release lacks. FAILED_PRECONDITION PLAN_STALE: the plan_id was
+        made for another spec, or the cluster has changed since: plan again, look, then create.
         """
 
     @_abc_1.abstractmethod
@@ -281,11 +299,14 @@ class DeploymentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _deployment_service_pb2.WatchDeploymentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_deployment_service_pb2.WatchDeploymentsResponse], _abc.AsyncIterator[_deployment_service_pb2.WatchDeploymentsResponse]]:
-        """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment and
-        ends that with a SYNCED; from then on each change is sent once, in order.
+        """Streams changes after a revision. Without one it starts with a SNAPSHOT of every deployment (with
+        the newest events, where events were asked for) and ends that with a SYNCED; from then on each
+        change is sent once, in order. Routes and events share one order of revisions.
+
+        A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
         Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-        reader fell behind: watch again without a revision. UNAVAILABLE: the supervisor ends; keep the
+        reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
         routes you have and watch again.
         """
 

@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from stagekeeper.v1 import types_pb2 as stagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'stagekeeper/v1/supervisor_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"\xe9\x03\n\x15RegisterWorkerRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x10\n\x08hostname\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x15\n\ragent_address\x18\x07 \x01(\t\x12\x1c\n\x14stages_outlive_agent\x18\x08 \x01(\x08\x12\x16\n\x0eoutlive_reason\x18\t \x01(\t\x12,\n\rhighest_epoch\x18\n \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\'\n\x07\x64\x65vices\x18\x0b \x03(\x0b\x32\x16.stagekeeper.v1.Device\x12\x19\n\x11inventory_unknown\x18\x0c \x01(\x08\x12\x33\n\x0ereplica_states\x18\r \x03(\x0b\x32\x1b.stagekeeper.v1.ShardRecord\x12\x33\n\noperations\x18\x0e \x03(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\x12)\n\x08\x66\x61ilures\x18\x0f \x03(\x0b\x32\x17.stagekeeper.v1.Failure\x12\x0e\n\x06\x64igest\x18\x10 \x01(\x0c\">\n\x0cRefusedEntry\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc3\x01\n\x16RegisterWorkerResponse\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x18\n\x10next_heartbeat_s\x18\x02 \x01(\x01\x12-\n\x07refused\x18\x03 \x03(\x0b\x32\x1c.stagekeeper.v1.RefusedEntry\x12\x1b\n\x13settled_failure_ids\x18\x04 \x03(\t\x12\x1d\n\x15settled_operation_ids\x18\x05 \x03(\t\"m\n\x10HeartbeatRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\x86\x01\n\x11HeartbeatResponse\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32 .stagekeeper.v1.HeartbeatVerdict\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x18\n\x10next_heartbeat_s\x18\x03 \x01(\x01\"y\n\x14ReportFailureRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"]\n\x15ReportFailureResponse\x12\x33\n\tdirective\x18\x01 \x01(\x0e\x32 .stagekeeper.v1.FailureDirective\x12\x0f\n\x07settled\x18\x02 \x01(\x08*\xb6\x01\n\x10HeartbeatVerdict\x12!\n\x1dHEARTBEAT_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n\x14HEARTBEAT_VERDICT_OK\x10\x01\x12\x1e\n\x1aHEARTBEAT_VERDICT_REGISTER\x10\x02\x12 \n\x1cHEARTBEAT_VERDICT_SUPERSEDED\x10\x03\x12#\n\x1fHEARTBEAT_VERDICT_WRONG_CLUSTER\x10\x04*\xa8\x01\n\x10\x46\x61ilureDirective\x12!\n\x1d\x46\x41ILURE_DIRECTIVE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_DIRECTIVE_NONE\x10\x01\x12\x1d\n\x19\x46\x41ILURE_DIRECTIVE_RESTART\x10\x02\x12\x1a\n\x16\x46\x41ILURE_DIRECTIVE_STOP\x10\x03\x12\x1a\n\x16\x46\x41ILURE_DIRECTIVE_WAIT\x10\x04\x32\xa4\x02\n\x11SupervisorService\x12_\n\x0eRegisterWorker\x12%.stagekeeper.v1.RegisterWorkerRequest\x1a&.stagekeeper.v1.RegisterWorkerResponse\x12P\n\tHeartbeat\x12 .stagekeeper.v1.HeartbeatRequest\x1a!.stagekeeper.v1.HeartbeatResponse\x12\\\n\rReportFailure\x12$.stagekeeper.v1.ReportFailureRequest\x1a%.stagekeeper.v1.ReportFailureResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'stagekeeper/v1/supervisor_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"\x92\x04\n\x15RegisterWorkerRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x10\n\x08hostname\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x15\n\ragent_address\x18\x07 \x01(\t\x12\x1c\n\x14stages_outlive_agent\x18\x08 \x01(\x08\x12\x16\n\x0eoutlive_reason\x18\t \x01(\t\x12,\n\rhighest_epoch\x18\n \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\'\n\x07\x64\x65vices\x18\x0b \x03(\x0b\x32\x16.stagekeeper.v1.Device\x12\x19\n\x11inventory_unknown\x18\x0c \x01(\x08\x12\x33\n\x0ereplica_states\x18\r \x03(\x0b\x32\x1b.stagekeeper.v1.ShardRecord\x12\x33\n\noperations\x18\x0e \x03(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\x12)\n\x08\x66\x61ilures\x18\x0f \x03(\x0b\x32\x17.stagekeeper.v1.Failure\x12\x0e\n\x06\x64igest\x18\x10 \x01(\x0c\x12\x18\n\x10inventory_reason\x18\x11 \x01(\t\x12\r\n\x05notes\x18\x12 \x03(\t\">\n\x0cRefusedEntry\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc3\x01\n\x16RegisterWorkerResponse\x12$\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x18\n\x10next_heartbeat_s\x18\x02 \x01(\x01\x12-\n\x07refused\x18\x03 \x03(\x0b\x32\x1c.stagekeeper.v1.RefusedEntry\x12\x1b\n\x13settled_failure_ids\x18\x04 \x03(\t\x12\x1d\n\x15settled_operation_ids\x18\x05 \x03(\t\"m\n\x10HeartbeatRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\x86\x01\n\x11HeartbeatResponse\x12\x31\n\x07verdict\x18\x01 \x01(\x0e\x32 .stagekeeper.v1.HeartbeatVerdict\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x18\n\x10next_heartbeat_s\x18\x03 \x01(\x01\"y\n\x14ReportFailureRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"]\n\x15ReportFailureResponse\x12\x33\n\tdirective\x18\x01 \x01(\x0e\x32 .stagekeeper.v1.FailureDirective\x12\x0f\n\x07settled\x18\x02 \x01(\x08*\xb6\x01\n\x10HeartbeatVerdict\x12!\n\x1dHEARTBEAT_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n\x14HEARTBEAT_VERDICT_OK\x10\x01\x12\x1e\n\x1aHEARTBEAT_VERDICT_REGISTER\x10\x02\x12 \n\x1cHEARTBEAT_VERDICT_SUPERSEDED\x10\x03\x12#\n\x1fHEARTBEAT_VERDICT_WRONG_CLUSTER\x10\x04*\xa8\x01\n\x10\x46\x61ilureDirective\x12!\n\x1d\x46\x41ILURE_DIRECTIVE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_DIRECTIVE_NONE\x10\x01\x12\x1d\n\x19\x46\x41ILURE_DIRECTIVE_RESTART\x10\x02\x12\x1a\n\x16\x46\x41ILURE_DIRECTIVE_STOP\x10\x03\x12\x1a\n\x16\x46\x41ILURE_DIRECTIVE_WAIT\x10\x04\x32\xa4\x02\n\x11SupervisorService\x12_\n\x0eRegisterWorker\x12%.stagekeeper.v1.RegisterWorkerRequest\x1a&.stagekeeper.v1.RegisterWorkerResponse\x12P\n\tHeartbeat\x12 .stagekeeper.v1.HeartbeatRequest\x1a!.stagekeeper.v1.HeartbeatResponse\x12\\\n\rReportFailure\x12$.stagekeeper.v1.ReportFailureRequest\x1a%.stagekeeper.v1.ReportFailureResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stagekeeper.v1.supervisor_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEARTBEATVERDICT']._serialized_start=1308
-  _globals['_HEARTBEATVERDICT']._serialized_end=1490
-  _globals['_FAILUREDIRECTIVE']._serialized_start=1493
-  _globals['_FAILUREDIRECTIVE']._serialized_end=1661
+  _globals['_HEARTBEATVERDICT']._serialized_start=1349
+  _globals['_HEARTBEATVERDICT']._serialized_end=1531
+  _globals['_FAILUREDIRECTIVE']._serialized_start=1534
+  _globals['_FAILUREDIRECTIVE']._serialized_end=1702
   _globals['_REGISTERWORKERREQUEST']._serialized_start=88
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=577
-  _globals['_REFUSEDENTRY']._serialized_start=579
-  _globals['_REFUSEDENTRY']._serialized_end=641
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=644
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=839
-  _globals['_HEARTBEATREQUEST']._serialized_start=841
-  _globals['_HEARTBEATREQUEST']._serialized_end=950
-  _globals['_HEARTBEATRESPONSE']._serialized_start=953
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1087
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=1089
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=1210
-  _globals['_REPORTFAILURERESPONSE']._serialized_start=1212
-  _globals['_REPORTFAILURERESPONSE']._serialized_end=1305
-  _globals['_SUPERVISORSERVICE']._serialized_start=1664
-  _globals['_SUPERVISORSERVICE']._serialized_end=1956
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=618
+  _globals['_REFUSEDENTRY']._serialized_start=620
+  _globals['_REFUSEDENTRY']._serialized_end=682
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=685
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=880
+  _globals['_HEARTBEATREQUEST']._serialized_start=882
+  _globals['_HEARTBEATREQUEST']._serialized_end=991
+  _globals['_HEARTBEATRESPONSE']._serialized_start=994
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1128
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=1130
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=1251
+  _globals['_REPORTFAILURERESPONSE']._serialized_start=1253
+  _globals['_REPORTFAILURERESPONSE']._serialized_end=1346
+  _globals['_SUPERVISORSERVICE']._serialized_start=1705
+  _globals['_SUPERVISORSERVICE']._serialized_end=1997
 # @@protoc_insertion_point(module_scope)

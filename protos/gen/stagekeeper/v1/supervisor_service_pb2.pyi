@@ -106,6 +106,8 @@ class RegisterWorkerRequest(_message.Message):
     OPERATIONS_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    INVENTORY_REASON_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Must equal the supervisor's."""
     worker_id: _builtins.str
@@ -130,6 +132,8 @@ class RegisterWorkerRequest(_message.Message):
     """The device list could not be read. Not the same as "no devices"."""
     digest: _builtins.bytes
     """The digest of this slice that heartbeats will carry. Opaque to the supervisor, which compares it."""
+    inventory_reason: _builtins.str
+    """With inventory_unknown: why the device list could not be read."""
     @_builtins.property
     def highest_epoch(self) -> _types_pb2.Epoch:
         """The highest reign that this worker has obeyed."""
@@ -150,6 +154,10 @@ class RegisterWorkerRequest(_message.Message):
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Failure]:
         """Failures that no supervisor has settled."""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its operator should know of this worker, a sentence each: a damaged record, for one."""
+
     def __init__(
         self,
         *,
@@ -169,10 +177,12 @@ class RegisterWorkerRequest(_message.Message):
         operations: _abc.Iterable[_types_pb2.OperationRecord] | None = ...,
         failures: _abc.Iterable[_types_pb2.Failure] | None = ...,
         digest: _builtins.bytes = ...,
+        inventory_reason: _builtins.str = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["highest_epoch", b"highest_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "cluster", b"cluster", "devices", b"devices", "digest", b"digest", "failures", b"failures", "highest_epoch", b"highest_epoch", "host_id", b"host_id", "hostname", b"hostname", "incarnation", b"incarnation", "inventory_unknown", b"inventory_unknown", "operations", b"operations", "outlive_reason", b"outlive_reason", "replica_states", b"replica_states", "revision", b"revision", "stages_outlive_agent", b"stages_outlive_agent", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "cluster", b"cluster", "devices", b"devices", "digest", b"digest", "failures", b"failures", "highest_epoch", b"highest_epoch", "host_id", b"host_id", "hostname", b"hostname", "incarnation", b"incarnation", "inventory_reason", b"inventory_reason", "inventory_unknown", b"inventory_unknown", "notes", b"notes", "operations", b"operations", "outlive_reason", b"outlive_reason", "replica_states", b"replica_states", "revision", b"revision", "stages_outlive_agent", b"stages_outlive_agent", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
