@@ -125,7 +125,7 @@ async def test_established_flow_that_swallows_packets_is_replaced(processes, cal
     proxy = await TcpProxy(url).start()
     try:
         assert await caller.call(proxy.url, "i", "pid", timeout=10) == process.pid
-        proxy.swallow_established()
+        proxy.lose_established()
         started = time.monotonic()
         lost = await _failure_of(caller.call(proxy.url, "i", "pid", timeout=30))
         assert lost.reason == CONNECTION_LOST
@@ -139,7 +139,7 @@ async def test_established_flow_that_swallows_packets_is_replaced(processes, cal
 async def test_address_that_swallows_connections_is_given_up_and_never_sent(processes, caller):
     _, url = await processes()
     proxy = await TcpProxy(url).start()
-    proxy.swallows_new = True
+    proxy.loses_new = True
     try:
         started = time.monotonic()
         absent = await _failure_of(caller.call(proxy.url, "i", "pid", timeout=30))
