@@ -196,6 +196,7 @@ def cluster():
             types.Device(device_id="cpu:0", total_bytes=4 * GIB, reserved_bytes=GIB, used_bytes=7)
         ],
         outlive_reason="it is process 1 of a container",
+        notes=["the record of pid 9 is damaged"],
     )
     record = types.ShardRecord(
         stage_name="encoder",
@@ -254,6 +255,7 @@ def test_status_shows_state_reason_next_action_and_pids():
     for expected in (
         "silent for 12 s",
         "AGENT_UNREACHABLE at 127.0.0.1:4",
+        "the record of pid 9 is damaged",
         "cpu:0: 1 GiB of 4 GiB reserved, 7 B used",
         "search/0  PARTIAL  1/2",
         "stage ranker is missing; next: deploy again",

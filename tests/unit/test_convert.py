@@ -168,6 +168,7 @@ REPORTS = st.builds(
     shards=tuples(SHARDS),
     operations=tuples(OPERATIONS),
     failures=tuples(FAILURES),
+    notes=tuples(TEXT),
 )
 
 ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]] = [

@@ -9,6 +9,7 @@ import pytest
 from stagekeeper.core.commands import ProbeAgent, PublishChange
 from stagekeeper.core.registry import RegistrySettings
 from stagekeeper.core.states import ReplicaState, WorkerState
+from stagekeeper.core.workers import LONGEST_NOTE, MOST_NOTES
 from tests.plain import AgentProbed, SaveRoster
 from tests.worlds import World, only, shard, spec
 
@@ -230,3 +231,14 @@ def test_workers_of_the_roster_are_listed_until_they_are_given_up() -> None:
 def test_settings_that_do_not_nest_are_refused(changes) -> None:
     with pytest.raises(ValueError, match=r"nest|finite"):
         replace(RegistrySettings(), **changes)
+
+
+def test_notes_of_a_worker_are_shown_and_cut_where_they_are_too_much() -> None:
+    world = World()
+
+    world.register(notes=("short", "x" * 5_000, *map(str, range(100))))
+
+    notes = world.worker().notes
+    assert notes[0] == "short"
+    assert len(notes[1]) == LONGEST_NOTE
+    assert len(notes) == MOST_NOTES

@@ -286,7 +286,10 @@ class OperationRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """A worker's whole slice: its own word, kept as it came."""
+    """A worker's whole slice: its own word, kept as it came.
+
+    `notes` are for its operator: a sentence each, about what no other field tells.
+    """
 
     worker_id: WorkerId
     host_id: HostId
@@ -302,6 +305,7 @@ class WorkerReport:
     shards: tuple[ShardRecord, ...] = ()
     operations: tuple[OperationRecord, ...] = ()
     failures: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

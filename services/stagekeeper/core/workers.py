@@ -18,6 +18,9 @@ from stagekeeper.core.settings import MISSED_BEATS_UNTIL_SUSPECT, RegistrySettin
 from stagekeeper.core.states import WORKER_MOVES, WorkerState, check_move
 
 MOST_LEFT_OUT_SHOWN = 3
+MOST_NOTES = 20
+LONGEST_NOTE = 1_000
+"""Of what an agent says for its operator; more would push the rest out of sight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class WorkerView:
     """A worker as it is listed. `is_agent_reachable` is None while nobody has tried.
 
     A worker of the roster that has not registered in this reign has incarnation 0 and no address.
+    `notes` are its agent's words for its operator, cut where they are too long or too many.
     """
 
     worker_id: WorkerId
@@ -43,6 +47,7 @@ class WorkerView:
     inventory_unknown: bool = False
     shard_count: int = 0
     registration_count: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -166,6 +171,7 @@ def worker_view(worker: Worker, now: float) -> WorkerView:
         inventory_unknown=report.inventory_unknown,
         shard_count=len(worker.shards),
         registration_count=worker.registration_count,
+        notes=tuple([note[:LONGEST_NOTE] for note in report.notes[:MOST_NOTES]]),
     )
 
 

@@ -101,7 +101,7 @@ def _worker_notes(worker: pb2.Worker) -> list[str]:
         notes.append(f"AGENT_UNREACHABLE at {worker.agent_address}: it gets nothing new")
     if not worker.stages_outlive_agent:
         notes.append("stages end with their agent")
-    return notes
+    return notes + list(worker.notes)
 
 
 def _deployments(response: pb2.ListDeploymentsResponse) -> Table:

@@ -58,6 +58,7 @@ def _worker(worker: pb2.Worker) -> Json:
         "shard_count": worker.shard_count,
         "registration_count": worker.registration_count,
         "inventory_unknown": worker.inventory_unknown,
+        "notes": list(worker.notes),
         "devices": [
             {
                 "device_id": device.device_id,

@@ -6,6 +6,9 @@ places of the entries in the message are kept beside the report, since refusals 
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from stagekeeper.core.errors import Refused
 from stagekeeper.core.ids import NO_EPOCH, HostId, WorkerId
 from stagekeeper.core.model import RefusedEntry, ShardRecord, WorkerReport
@@ -17,6 +20,7 @@ from stagekeeper.runtime.convert.failures import (
 )
 from stagekeeper.runtime.convert.identities import epoch_from_proto, epoch_to_proto
 from stagekeeper.runtime.convert.shards import (
+    SharedParts,
     device_from_proto,
     device_to_proto,
     shard_from_proto,
@@ -45,31 +49,67 @@ def report_to_proto(
         replica_states=[shard_to_proto(shard) for shard in report.shards],
         operations=[operation_to_proto(operation) for operation in report.operations],
         failures=[failure_to_proto(failure) for failure in report.failures],
+        notes=report.notes,
         digest=digest,
     )
 
 
-def report_from_proto(
-    message: supervisor_pb2.RegisterWorkerRequest,
-) -> tuple[WorkerReport, list[RefusedEntry], list[int]]:
+_SHARDS_IN_A_ROW: Final = 100
+"""Some milliseconds of work: what waits meanwhile, heartbeats among it, is served in between."""
+
+
+class _Shards:
+    """The shards of a slice as far as they are converted."""
+
+    def __init__(self) -> None:
+        self.kept: list[ShardRecord] = []
+        self.places: list[int] = []
+        self.refused: list[RefusedEntry] = []
+        self._shared = SharedParts()
+
+    def take(self, message: supervisor_pb2.RegisterWorkerRequest, begin: int, end: int) -> None:
+        """Convert the entries from `begin` up to `end`."""
+        for place, shard in enumerate(message.replica_states[begin:end], begin):
+            try:
+                self.kept.append(shard_from_proto(shard, self._shared))
+            except Refused as refusal:
+                self.refused.append(RefusedEntry(place, refusal.reason.value, refusal.message))
+            else:
+                self.places.append(place)
+
+
+ConvertedReport = tuple[WorkerReport, list[RefusedEntry], list[int]]
+"""The report; the entries of `replica_states` that were left out, with their places in the message;
+and for each shard of the report its place in the message."""
+
+
+def report_from_proto(message: supervisor_pb2.RegisterWorkerRequest) -> ConvertedReport:
     """Convert a registration, leaving out what cannot be converted.
 
-    Returns:
-        The report; the entries of `replica_states` that were left out, with their places in the
-        message; and for each shard of the report its place in the message. An operation that
-        cannot be converted is left out without a word: there is no field to answer it in, and the
-        agent rolls back by itself what no reign joins.
+    An operation that cannot be converted is left out without a word: there is no field to answer it
+    in, and the agent rolls back by itself what no reign joins.
     """
-    shards: list[ShardRecord] = []
-    places: list[int] = []
-    refused: list[RefusedEntry] = []
-    for place, shard in enumerate(message.replica_states):
-        try:
-            shards.append(shard_from_proto(shard))
-        except Refused as refusal:
-            refused.append(RefusedEntry(place, refusal.reason.value, refusal.message))
-        else:
-            places.append(place)
+    shards = _Shards()
+    shards.take(message, 0, len(message.replica_states))
+    return _report(message, shards)
+
+
+async def report_from_proto_in_turns(
+    message: supervisor_pb2.RegisterWorkerRequest,
+) -> ConvertedReport:
+    """Like `report_from_proto`; the event loop gets its turn between the pieces of a big slice."""
+    shards = _Shards()
+    count = len(message.replica_states)
+    for begin in range(0, count, _SHARDS_IN_A_ROW):
+        if begin:
+            await asyncio.sleep(0)
+        shards.take(message, begin, begin + _SHARDS_IN_A_ROW)
+    return _report(message, shards)
+
+
+def _report(
+    message: supervisor_pb2.RegisterWorkerRequest, shards: _Shards
+) -> ConvertedReport:
     operations = []
     for operation in message.operations:
         try:
@@ -92,8 +132,9 @@ def report_from_proto(
         ),
         devices=tuple([device_from_proto(device) for device in message.devices]),
         inventory_unknown=message.inventory_unknown,
-        shards=tuple(shards),
+        shards=tuple(shards.kept),
         operations=tuple(operations),
         failures=tuple([failure_from_proto(failure) for failure in message.failures]),
+        notes=tuple(message.notes),
     )
-    return report, refused, places
+    return report, shards.refused, shards.places
