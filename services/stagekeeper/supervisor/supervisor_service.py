@@ -23,7 +23,11 @@ from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.events import FailureReported, HeartbeatReceived, WorkerRegistered
 from stagekeeper.core.ids import ClusterName, WorkerId
 from stagekeeper.core.model import RefusedEntry
-from stagekeeper.runtime.convert import epoch_to_proto, failure_from_proto, report_from_proto
+from stagekeeper.runtime.convert import (
+    epoch_to_proto,
+    failure_from_proto,
+    report_from_proto_in_turns,
+)
 from stagekeeper.runtime.errors import Context, abort_refused, answers_refusals
 from stagekeeper.supervisor.engine import Engine
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
@@ -57,7 +61,7 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
         self, request: supervisor_pb2.RegisterWorkerRequest, context: Context
     ) -> supervisor_pb2.RegisterWorkerResponse:
         self._check_cluster(request.cluster)
-        report, unreadable, places = report_from_proto(request)
+        report, unreadable, places = await report_from_proto_in_turns(request)
         accepted = self._engine.ask(WorkerRegistered(report, request.digest), RegistrationAccepted)
         refused = [*unreadable, *_at_their_places(accepted.refused, places)]
         if refused:

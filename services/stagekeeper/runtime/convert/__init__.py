@@ -30,6 +30,7 @@ from stagekeeper.runtime.convert.identities import (
 )
 from stagekeeper.runtime.convert.reports import (
     report_from_proto,
+    report_from_proto_in_turns,
     report_to_proto,
 )
 from stagekeeper.runtime.convert.shards import (
@@ -100,6 +101,7 @@ __all__ = [
     "progress_to_proto",
     "replica_state_to_proto",
     "report_from_proto",
+    "report_from_proto_in_turns",
     "report_to_proto",
     "revision_from_proto",
     "revision_to_proto",

@@ -107,9 +107,7 @@ async def report_from_proto_in_turns(
     return _report(message, shards)
 
 
-def _report(
-    message: supervisor_pb2.RegisterWorkerRequest, shards: _Shards
-) -> ConvertedReport:
+def _report(message: supervisor_pb2.RegisterWorkerRequest, shards: _Shards) -> ConvertedReport:
     operations = []
     for operation in message.operations:
         try:
