@@ -245,6 +245,23 @@ def cluster():
     return workers, deployments
 
 
+def test_status_says_why_an_inventory_is_unknown_and_what_was_read_last():
+    workers, deployments = cluster()
+    workers.workers[0].inventory_unknown = True
+    workers.workers[0].inventory_reason = "nvmlInit: Driver Not Loaded"
+    workers.workers[0].devices.add(device_id="GPU-1", reserved_bytes=GIB)
+
+    text = status_text("127.0.0.1:7070", workers, deployments)
+
+    shown = "\n".join(line for table in text.tables for line in plain_lines(table))
+    for expected in (
+        "inventory unknown: nvmlInit: Driver Not Loaded",
+        "last read: cpu:0: 1 GiB of 4 GiB reserved, 7 B used",
+        "GPU-1: its memory cannot be read, nothing new goes there; 1 GiB reserved",
+    ):
+        assert expected in shown
+
+
 def test_status_shows_state_reason_next_action_and_pids():
     workers, deployments = cluster()
 

@@ -165,6 +165,7 @@ REPORTS = st.builds(
     highest_epoch=EPOCHS,
     devices=tuples(DEVICES),
     inventory_unknown=st.booleans(),
+    inventory_reason=TEXT,
     shards=tuples(SHARDS),
     operations=tuples(OPERATIONS),
     failures=tuples(FAILURES),

@@ -288,7 +288,9 @@ class OperationRecord:
 class WorkerReport:
     """A worker's whole slice: its own word, kept as it came.
 
-    `notes` are for its operator: a sentence each, about what no other field tells.
+    `notes` are for its operator: a sentence each, about what no other field tells. With
+    `inventory_unknown`, `devices` are the cards as they were last read, and `inventory_reason` says
+    why they could not be read since.
     """
 
     worker_id: WorkerId
@@ -302,6 +304,7 @@ class WorkerReport:
     highest_epoch: Epoch = NO_EPOCH
     devices: tuple[Device, ...] = ()
     inventory_unknown: bool = False
+    inventory_reason: str = ""
     shards: tuple[ShardRecord, ...] = ()
     operations: tuple[OperationRecord, ...] = ()
     failures: tuple[Failure, ...] = ()

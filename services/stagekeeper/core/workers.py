@@ -45,6 +45,7 @@ class WorkerView:
     outlive_reason: str = ""
     devices: tuple[Device, ...] = ()
     inventory_unknown: bool = False
+    inventory_reason: str = ""
     shard_count: int = 0
     registration_count: int = 0
     notes: tuple[str, ...] = ()
@@ -169,6 +170,7 @@ def worker_view(worker: Worker, now: float) -> WorkerView:
         outlive_reason=report.outlive_reason,
         devices=worker.checked.devices,
         inventory_unknown=report.inventory_unknown,
+        inventory_reason=report.inventory_reason[:LONGEST_NOTE],
         shard_count=len(worker.shards),
         registration_count=worker.registration_count,
         notes=tuple([note[:LONGEST_NOTE] for note in report.notes[:MOST_NOTES]]),

@@ -87,5 +87,6 @@ def worker_to_proto(view: WorkerView) -> deployment_pb2.Worker:
         shard_count=view.shard_count,
         registration_count=view.registration_count,
         inventory_unknown=view.inventory_unknown,
+        inventory_reason=view.inventory_reason,
         notes=view.notes,
     )

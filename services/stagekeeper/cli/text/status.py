@@ -79,13 +79,18 @@ def _workers(response: pb2.ListWorkersResponse) -> Table:
 
 
 def _devices(worker: pb2.Worker) -> list[str]:
+    cards = [device_text(device) for device in worker.devices]
     if worker.inventory_unknown:
-        return ["the list could not be read"]
-    return [device_text(device) for device in worker.devices] or ["none"]
+        why = worker.inventory_reason or "the list could not be read"
+        return [f"inventory unknown: {why}", *(f"last read: {card}" for card in cards)]
+    return cards or ["none"]
 
 
 def device_text(device: types.Device) -> str:
     """Write `cpu:0: 2 GiB of 4 GiB reserved, 1.2 GiB used`."""
+    if not device.total_bytes:
+        reserved = f"{size(device.reserved_bytes)} reserved"
+        return f"{device.device_id}: its memory cannot be read, nothing new goes there; {reserved}"
     used = f", {size(device.used_bytes)} used" if device.HasField("used_bytes") else ""
     return (
         f"{device.device_id}: {size(device.reserved_bytes)} of {size(device.total_bytes)} "

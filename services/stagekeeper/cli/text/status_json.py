@@ -58,6 +58,7 @@ def _worker(worker: pb2.Worker) -> Json:
         "shard_count": worker.shard_count,
         "registration_count": worker.registration_count,
         "inventory_unknown": worker.inventory_unknown,
+        "inventory_reason": worker.inventory_reason or None,
         "notes": list(worker.notes),
         "devices": [
             {
