@@ -10,20 +10,35 @@ Invariant: what passes is a sequence of whole frames, in their order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from enum import Enum
+
+HEADERS = 0x1
+PING = 0x6
+GOAWAY = 0x7
+_DATA, _CONTINUATION = 0x0, 0x9
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADER_BYTES = 9
-_DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
 _NOBODYS_STREAM = 0x7FFF_FFFF
 
 
+class Direction(Enum):
+    UP = "client to server"
+    DOWN = "server to client"
+
+
 class ReplySwallower:
-    """How many replies are still to be swallowed, and how many were, over all flows of a proxy."""
+    """How many replies are still to be swallowed, and how many were, over all flows of a proxy.
+
+    `frames` counts what came by, by direction and type.
+    """
 
     def __init__(self) -> None:
         self.wanted = 0
         self.swallowed = 0
+        self.frames: Counter[tuple[Direction, int]] = Counter()
 
     def flow(self) -> FlowReplies:
         return FlowReplies(self)
@@ -40,11 +55,11 @@ class FlowReplies:
         self._mute: set[int] = set()
         self._begun: set[int] = set()
 
-    def passed(self, is_up: bool, data: bytes) -> bytes:
+    def passed(self, way: Direction, data: bytes) -> bytes:
         """Return what of these bytes, and of those held before, goes on now."""
         if self._is_http2 is False:
             return data
-        if is_up:
+        if way is Direction.UP:
             return self._passed_up(data)
         if self._is_http2 is None and data[3:4] != b"\x04":  # the server speaks first: SETTINGS?
             self._is_http2 = False
@@ -69,8 +84,9 @@ class FlowReplies:
 
     def _noted(self, frame: bytes) -> bytes:
         """See whether a request begins here whose reply is to be swallowed."""
+        self._swallower.frames[Direction.UP, frame[3]] += 1
         stream = _stream(frame)
-        if frame[3] == _HEADERS and stream not in self._begun:
+        if frame[3] == HEADERS and stream not in self._begun:
             self._begun.add(stream)
             if self._swallower.wanted > 0:
                 self._swallower.wanted -= 1
@@ -78,12 +94,13 @@ class FlowReplies:
         return frame
 
     def _readdressed(self, frame: bytes) -> bytes:
+        self._swallower.frames[Direction.DOWN, frame[3]] += 1
         stream = _stream(frame)
         if stream not in self._mute:
             return frame
-        if frame[3] == _HEADERS and frame[4] & 0x1:  # END_STREAM: the reply is whole
+        if frame[3] == HEADERS and frame[4] & 0x1:  # END_STREAM: the reply is whole
             self._swallower.swallowed += 1
-        if frame[3] not in (_DATA, _HEADERS, _CONTINUATION):
+        if frame[3] not in (_DATA, HEADERS, _CONTINUATION):
             return b""  # a reset of the stream would be an answer
         return frame[:5] + _NOBODYS_STREAM.to_bytes(4, "big") + frame[_HEADER_BYTES:]
 

@@ -13,15 +13,8 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from tests.fakes.http2_reply import FlowReplies
-
-
-class Direction(Enum):
-    UP = "client to server"
-    DOWN = "server to client"
-
+from tests.fakes.http2_reply import Direction, FlowReplies
 
 UP = Direction.UP
 DOWN = Direction.DOWN
@@ -78,9 +71,9 @@ class Flow:
         except* OSError:
             self.reset()  # one end was reset, and so is the other
 
-    def lose(self, way: Direction) -> None:
-        """Pass nothing more in one direction, not even an end."""
-        self._lost.add(way)
+    def lose(self, *ways: Direction) -> None:
+        """Pass nothing more in these directions (both, if none is named), not even an end."""
+        self._lost.update(ways or (UP, DOWN))
 
     def half_open(self) -> None:
         """End the flow towards the server with a FIN; the client hears nothing more."""
@@ -117,7 +110,7 @@ class Flow:
                 if way not in self._lost:
                     raise
                 data = b""
-            passed = self._replies.passed(way is UP, data) if data else data
+            passed = self._replies.passed(way, data) if data else data
             if passed or not data:
                 await chunks.put((self._loop.time() + self._conditions[way].delay_s, passed))
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 
-from tests.fakes.http2_reply import ReplySwallower
-from tests.fakes.tcp_flow import DOWN, UP, Conditions, Direction, Flow
+from tests.fakes.http2_reply import Direction, ReplySwallower
+from tests.fakes.tcp_flow import DOWN, UP, Conditions, Flow
 
 __all__ = ["DOWN", "UP", "Direction", "TcpProxy"]
 
@@ -36,14 +37,14 @@ class TcpProxy:
     Attributes:
         url: where it listens; stays the same, whatever its target is.
         target: where new flows go.
-        connection_count: flows that were accepted so far.
+        accepted_at: when each flow was accepted, by the loop's clock.
         loses_new: new flows are accepted, and nothing passes on them.
     """
 
     def __init__(self, target: str = NOBODY, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.target = target
         self.url = ""
-        self.connection_count = 0
+        self.accepted_at: list[float] = []
         self.loses_new = False
         self._host = host
         self._port = port
@@ -74,13 +75,23 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def flows(self) -> int:
-        """Return how many flows are open now, those that pass nothing among them."""
-        return len(self._flows)
+    def connection_count(self) -> int:
+        """Return how many flows were accepted so far."""
+        return len(self.accepted_at)
+
+    @property
+    def established(self) -> frozenset[Flow]:
+        """Return the flows of now, to do something to them later; lost ones are among them."""
+        return frozenset(self._flows)
 
     @property
     def swallowed_replies(self) -> int:
         return self._replies.swallowed
+
+    @property
+    def frames(self) -> Counter[tuple[Direction, int]]:
+        """Return how many HTTP/2 frames came by so far, by direction and type."""
+        return self._replies.frames
 
     # --- where flows go
 
@@ -141,8 +152,7 @@ class TcpProxy:
         With one direction, that one only: the other goes on, as behind a one-way failure.
         """
         for flow in self._flows:
-            for way in ways or BOTH:
-                flow.lose(way)
+            flow.lose(*ways)
 
     def half_open(self) -> None:
         """End the flows of now towards the server, and never tell their clients."""
@@ -168,15 +178,14 @@ class TcpProxy:
             self._server = None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connection_count += 1
+        self.accepted_at.append(asyncio.get_running_loop().time())
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         flow = Flow(reader, writer, self._conditions, self._replies.flow())
         self._flows.add(flow)
         if self.loses_new:
-            flow.lose(UP)
-            flow.lose(DOWN)
+            flow.lose()
         try:
             await flow.run(self.target)
         except asyncio.CancelledError:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.fakes.http2_reply import HEADERS, PING
 from tests.fakes.tcp_flow import abort
 from tests.fakes.tcp_proxy import DOWN, UP, TcpProxy
 from tests.harness.waiting import wait_for
@@ -80,7 +81,7 @@ async def server() -> AsyncIterator[Server]:
 async def proxy(server: Server) -> AsyncIterator[TcpProxy]:
     async with TcpProxy(server.url) as proxy:
         yield proxy
-    assert proxy.flows == 0
+    assert not proxy.established
 
 
 async def connected(proxy: TcpProxy) -> Caller:
@@ -94,7 +95,7 @@ async def test_bytes_and_ends_pass_both_ways(proxy: TcpProxy, server: Server) ->
     caller.writer.write_eof()
     assert await caller.reader.read() == b""
     assert (server.heard, server.ends) == (b"hello", ["FIN"])
-    await wait_for(lambda: proxy.flows == 0, "the flow is over")
+    await wait_for(lambda: not proxy.established, "the flow is over")
 
 
 async def test_move_sends_new_flows_elsewhere_and_leaves_the_old_ones(proxy: TcpProxy) -> None:
@@ -186,7 +187,7 @@ async def test_lost_flow_stays_open_and_passes_nothing_not_even_ends(
     assert await (await connected(proxy)).ask() == b"one"  # a new flow passes
     caller.writer.close()
     await caller.writer.wait_closed()
-    assert proxy.flows == 2
+    assert len(proxy.established) == 2
 
 
 async def test_flow_lost_in_one_direction_passes_the_other(proxy: TcpProxy, server: Server) -> None:
@@ -250,7 +251,7 @@ async def test_refused_connections_find_nobody_until_accepted_again(
 # --- one reply of many on one connection
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, DATA, PING = 1, 0, 6
+DATA = 0
 
 
 def frame(kind: int, stream: int, body: bytes = b"", *, flags: int = 0) -> bytes:
@@ -291,3 +292,5 @@ async def test_swallowed_reply_is_taken_out_frame_by_frame_and_all_else_passes(
     ]
     assert await caller.hear(len(b"".join(replies))) == b"".join(expected)
     assert proxy.swallowed_replies == 1
+    assert proxy.frames[DOWN, PING] == 1
+    assert proxy.frames[UP, HEADERS] == 3
