@@ -294,7 +294,7 @@ def test_a_card_number_moves_on_when_another_can_only_lie_where_it_is() -> None:
 
     places = place_replicas(
         replace(spec(), stages=tuple(stages)), [0], lambda: [Offer("w1", cards)]
-    )
+    ).places
 
     assert places[0].devices == {0: "gpu-1", 1: "gpu-0", 2: "gpu-2"}
 
@@ -320,7 +320,7 @@ def test_many_cards_are_matched_in_good_time() -> None:
     )  # fmt: skip
     cards = [Card(device(k, k // 4 + 1), Account()) for k in range(count)]
 
-    places = place_replicas(made, [0], lambda: [Offer("w1", cards)])
+    places = place_replicas(made, [0], lambda: [Offer("w1", cards)]).places
 
     assert len(set(places[0].devices.values())) == count
     assert only(int, places) == [0]

@@ -51,10 +51,14 @@ class AgentProbed:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRequested:
-    """A user wants a deployment. `wall_time` (seconds since 1970) is for display only."""
+    """A user wants a deployment. `wall_time` (seconds since 1970) is for display only.
+
+    `plan_id` names the plan that the user looked at; empty names none.
+    """
 
     spec: DeploymentSpec
     wall_time: float
+    plan_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,71 +9,64 @@ Invariant: a byte that somebody holds, or was promised, counts; when in doubt it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from stagekeeper.core.cluster import Cluster
-from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.ids import DeploymentName, DeviceId, OperationId, ReplicaKey, StageId
+from stagekeeper.core.errors import Reason
+from stagekeeper.core.ids import (
+    DeploymentName,
+    DeviceId,
+    OperationId,
+    ReplicaKey,
+    StageId,
+    WorkerId,
+)
 from stagekeeper.core.model import DeploymentSpec, Device
 from stagekeeper.core.placement import Account, Card, Offer
 from stagekeeper.core.planner import Holding
 from stagekeeper.core.states import ShardState, WorkerState
 from stagekeeper.core.workers import Worker
 
-RETRY_AFTER_S = 1.0
-UNFIT_SHOWN = 4
-
 HOLDING_NOTHING = frozenset({ShardState.STOPPED, ShardState.FAILED})
 """States in which no process exists, so no memory is held."""
 
 
-def fit_workers(cluster: Cluster, spec: DeploymentSpec) -> list[Worker]:
-    """Return the workers that may take a replica now.
+@dataclass(frozen=True, slots=True)
+class UnfitWorker:
+    """A worker that may take nothing now; `why` ends a sentence that begins with its id."""
 
-    Raises:
-        Refused: there is none; the message says why each is not.
-    """
+    worker_id: WorkerId
+    reason: Reason
+    why: str
+
+
+def judge_workers(cluster: Cluster, spec: DeploymentSpec) -> tuple[list[Worker], list[UnfitWorker]]:
+    """Tell the workers that may take a replica now from those that may not."""
     fit: list[Worker] = []
-    unfit: list[str] = []
-    is_registering = False
+    unfit: list[UnfitWorker] = []
     for worker in cluster.workers.values():
-        if worker.epoch is not cluster.epoch:
-            is_registering = True
-            unfit.append(f"{worker.worker_id} has yet to register with this reign")
-        elif why := _unfitness(worker, spec):
-            unfit.append(f"{worker.worker_id} {why}")
-        else:
+        found = _unfitness(cluster, worker, spec)
+        if found is None:
             fit.append(worker)
-    if fit:
-        return fit
-    if is_registering:
-        raise Refused(
-            Reason.SUPERVISOR_RECOVERING,
-            f"no worker can take {spec.name} yet: {_listed(unfit)}",
-            retry_after_s=RETRY_AFTER_S,
-        )
-    if not unfit:
-        why = "no worker is registered: start an agent (stagekeeper agent), then deploy again"
-    else:
-        why = f"no worker can take it: {_listed(unfit)}"
-    raise Refused(Reason.ADMISSION_REFUSED, f"{spec.name} cannot start: {why}")
+        else:
+            unfit.append(UnfitWorker(worker.worker_id, *found))
+    return fit, unfit
 
 
-def _unfitness(worker: Worker, spec: DeploymentSpec) -> str:
+def _unfitness(cluster: Cluster, worker: Worker, spec: DeploymentSpec) -> tuple[Reason, str] | None:
+    refused = Reason.ADMISSION_REFUSED
+    if worker.epoch is not cluster.epoch:
+        return Reason.SUPERVISOR_RECOVERING, "has yet to register with this reign"
     if spec.placement.workers and worker.worker_id not in spec.placement.workers:
-        return "is not among placement.workers"
+        return refused, "is not among placement.workers"
     if worker.state is not WorkerState.ALIVE:
-        return f"is {worker.state}"
+        return refused, f"is {worker.state}"
     if worker.is_reachable is False:
-        return f"is AGENT_UNREACHABLE at {worker.report.agent_address}"
+        where = worker.report.agent_address
+        return Reason.AGENT_UNREACHABLE, f"is AGENT_UNREACHABLE at {where}"
     if worker.report.inventory_unknown:
-        return "could not read its devices"
-    return ""
-
-
-def _listed(unfit: list[str]) -> str:
-    more = len(unfit) - UNFIT_SHOWN
-    listed = "; ".join(unfit[:UNFIT_SHOWN])
-    return f"{listed}; and {more} more" if more > 0 else listed
+        return refused, "could not read its devices"
+    return None
 
 
 def build_offers(
@@ -85,7 +78,7 @@ def build_offers(
     """Open the accounts of all cards and offer those of `candidates` that the spec may use.
 
     A card of 0 bytes is one whose driver could not tell: nothing new goes there.
-    `restarting` are replicas that are stopped before they start: what they hold is free by then,
+    `restarting` are replicas that are gone before anything starts: what they hold is free by then,
     where it can be stopped.
     """
     accounts = _accounts(cluster, restarting)
@@ -116,7 +109,8 @@ def _accounts(cluster: Cluster, restarting: Collection[ReplicaKey]) -> dict[_Car
     accounts: dict[_CardKey, Account] = {}
     for worker in cluster.workers.values():
         devices = {device.device_id: device for device in worker.checked.devices}
-        for holding in (*_claimed(worker, restarting), *_promised(cluster, worker, devices)):
+        promised = _promised(cluster, worker, devices, restarting)
+        for holding in (*_claimed(worker, restarting), *promised):
             device = devices.get(DeviceId(str(holding.device_id)))
             if device is not None:
                 account = accounts.setdefault(_card_key(worker, device), Account())
@@ -137,7 +131,10 @@ def _claimed(worker: Worker, restarting: Collection[ReplicaKey]) -> Iterable[Hol
 
 
 def _promised(
-    cluster: Cluster, worker: Worker, devices: dict[DeviceId, Device]
+    cluster: Cluster,
+    worker: Worker,
+    devices: dict[DeviceId, Device],
+    restarting: Collection[ReplicaKey],
 ) -> Iterable[Holding]:
     """Yield what starts of this reign will hold that the worker does not report yet."""
     operations = cluster.operations.of_worker(worker.worker_id)
@@ -148,6 +145,8 @@ def _promised(
     }
     for operation in operations:
         plan = operation.plan
+        if plan.replica in restarting and worker.takes_commands:
+            continue
         for stage in plan.stages:
             need = stage.spec.memory
             if need is None or (plan.operation_id, stage.stage_id) in reported:

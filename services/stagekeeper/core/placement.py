@@ -1,11 +1,11 @@
 """Where replicas go: one worker for each, and a real card for each card of the replica.
 
 Decided here: which worker and which cards, by the same sum that admission uses (`planner`) over
-what runs, starts and stops there. Not decided here: which replicas start (`wishes`), and whether
+what runs, starts and stops there. Not decided here: which replicas start (`plan`), and whether
 the memory really is free (the agent looks again, at RESERVE).
 
-Invariant: all replicas of a request find their place, or none is placed and the refusal shows the
-sum for each card of the worker that came closest.
+Invariant: what was placed is in the sums; where a replica found no place, the sums are those of the
+worker that came closest, and there is a `Shortage`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.ids import DeviceId, ReplicaIndex, WorkerId
+from stagekeeper.core.ids import DeploymentName, DeviceId, ReplicaIndex, StageId, WorkerId
 from stagekeeper.core.model import DeploymentSpec, Device, MemoryNeed
-from stagekeeper.core.planner import Holding, admission_report
+from stagekeeper.core.planner import DeviceSum, Holding, admission_report
 
-CARDS_SHOWN = 8
+NO_DEVICE = DeviceId("")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTerm:
+    """What one stage of a replica to be started adds to the sum of one card."""
+
+    replica_index: ReplicaIndex
+    stage_id: StageId
+    need: MemoryNeed
+    memory_bytes: int
 
 
 @dataclass(slots=True)
 class Account:
-    """What is held of one real card, by whoever sees it: two agents may see the same one."""
+    """What is held of one real card, by whoever sees it: two agents may see the same one.
+
+    `terms` are what placement has added; `held_bytes` counts holdings and terms.
+    """
 
     holdings: list[Holding] = field(default_factory=list)
+    terms: list[NewTerm] = field(default_factory=list)
     held_bytes: int = 0
 
     def hold(self, holding: Holding) -> None:
         self.holdings.append(holding)
         self.held_bytes += holding.memory_bytes
+
+    def add(self, term: NewTerm) -> None:
+        self.terms.append(term)
+        self.held_bytes += term.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +86,74 @@ class Place:
     devices: Mapping[int, DeviceId]
 
 
-_Needs = Mapping[int, Sequence[tuple[int, MemoryNeed]]]
+@dataclass(frozen=True, slots=True)
+class CardSum:
+    """What is wanted of one real card: stages of new replicas in order, then what is held."""
+
+    worker_id: WorkerId
+    device: Device
+    terms: tuple[NewTerm, ...]
+    holdings: tuple[Holding, ...]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(holding.memory_bytes for holding in self.holdings)
+
+    @property
+    def need_bytes(self) -> int:
+        return self.held_bytes + sum(term.memory_bytes for term in self.terms)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.terms) and self.need_bytes > self.device.total_bytes
+
+    def admission(self, name: DeploymentName, index: ReplicaIndex) -> DeviceSum:
+        """Do admission's sum for one replica: those that found a place before it count as held."""
+        device_id = self.device.device_id
+        own = {
+            it.stage_id: ((device_id,), it.need) for it in self.terms if it.replica_index == index
+        }
+        before = [
+            Holding(
+                device_id, f"{name} replica {it.replica_index} stage {it.stage_id}", it.memory_bytes
+            )
+            for it in self.terms
+            if it.replica_index != index
+        ]
+        totals = {device_id: self.device.total_bytes}
+        return admission_report(own, totals, [*self.holdings, *before]).devices[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a replica found no place: what is wrong with the worker that came closest.
+
+    `refusals` are (card, what is wrong with it) pairs; the card is empty where it is about no
+    single one.
+    """
+
+    replica_index: ReplicaIndex
+    worker_id: WorkerId
+    offer_count: int
+    refusals: tuple[tuple[DeviceId, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where the replicas go, and the sum for each card that one of them would lie on.
+
+    With a `shortage`, `places` has those that found a place before it, and `sums` has all cards
+    of the worker that came closest besides.
+    """
+
+    places: Mapping[ReplicaIndex, Place]
+    sums: tuple[CardSum, ...] = ()
+    shortage: Shortage | None = None
+
+
+NOTHING_PLACED = Placing({})
+
+_Needs = Mapping[int, Sequence[tuple[StageId, MemoryNeed]]]
 """Card number of the replica → what each stage on it (stage id, need) wants of it."""
 
 _Preference = Callable[[Card], tuple[int, int]]
@@ -85,7 +169,7 @@ def _fullest_first(card: Card) -> tuple[int, int]:
 
 def place_replicas(
     spec: DeploymentSpec, indexes: Sequence[ReplicaIndex], offers: Callable[[], Sequence[Offer]]
-) -> dict[ReplicaIndex, Place]:
+) -> Placing:
     """Find a place for each of `indexes`.
 
     Replicas are spread: over the workers that have the fewest of this deployment, then over those
@@ -95,40 +179,43 @@ def place_replicas(
     Args:
         spec: what a replica needs.
         indexes: the replicas to place, ascending.
-        offers: builds the candidates afresh; what is placed is written into their accounts.
-
-    Raises:
-        Refused: ADMISSION_REFUSED.
+        offers: builds the candidates afresh, at least one; what is placed is written into their
+            accounts.
     """
     needs = _needs(spec)
+    placing = NOTHING_PLACED
     for prefer in (_emptiest_first, _fullest_first):
-        places: dict[ReplicaIndex, Place] = {}
         candidates = offers()
+        places: dict[ReplicaIndex, Place] = {}
+        missing: ReplicaIndex | None = None
         for index in indexes:
-            place = _place_one(spec, index, needs, candidates, prefer)
+            place = _place_one(index, needs, candidates, prefer)
             if place is None:
+                missing = index
                 break
             places[index] = place
-        if len(places) == len(indexes):
-            return places
-    candidates = offers()
-    missing = next(
-        (it for it in indexes if _place_one(spec, it, needs, candidates, _fullest_first) is None),
-        indexes[-1],
-    )
-    raise _refusal(spec, missing, len(indexes), needs, candidates)
+        if missing is None:
+            return Placing(places, _sums(candidates, places.values()))
+        placing = _short_of_room(spec, missing, needs, candidates, places)
+    return placing
 
 
 def _needs(spec: DeploymentSpec) -> _Needs:
-    needs: dict[int, list[tuple[int, MemoryNeed]]] = {}
+    needs: dict[int, list[tuple[StageId, MemoryNeed]]] = {}
     for stage_id, stage in enumerate(spec.stages):
         for number in stage.devices:
-            needs.setdefault(number, []).append((stage_id, stage.memory or MemoryNeed()))
+            needs.setdefault(number, []).append((StageId(stage_id), stage.memory or MemoryNeed()))
     return dict(sorted(needs.items()))
 
 
+def _terms(
+    index: ReplicaIndex, wanted: Iterable[tuple[StageId, MemoryNeed]], card: Card
+) -> list[NewTerm]:
+    total_bytes = card.device.total_bytes
+    return [NewTerm(index, stage_id, need, need.on_card(total_bytes)) for stage_id, need in wanted]
+
+
 def _place_one(
-    spec: DeploymentSpec,
     index: ReplicaIndex,
     needs: _Needs,
     offers: Sequence[Offer],
@@ -142,10 +229,8 @@ def _place_one(
             continue
         offer.replica_count += 1
         for number, card in chosen.items():
-            for stage_id, need in needs[number]:
-                holder = f"{spec.name} replica {index} stage {stage_id}"
-                memory_bytes = need.on_card(card.device.total_bytes)
-                card.account.hold(Holding(card.device.device_id, holder, memory_bytes))
+            for term in _terms(index, needs[number], card):
+                card.account.add(term)
         devices = {number: card.device.device_id for number, card in chosen.items()}
         return Place(offer.worker_id, devices)
     return None
@@ -184,50 +269,68 @@ def _match(needs: _Needs, cards: Sequence[Card]) -> dict[int, Card] | None:
     return {number: cards[place] for place, number in sorted(holder.items(), key=lambda it: it[1])}
 
 
-def _holds(card: Card, wanted: Iterable[tuple[int, MemoryNeed]]) -> bool:
+def _holds(card: Card, wanted: Iterable[tuple[StageId, MemoryNeed]]) -> bool:
     """Do admission's sum: each product truncated before it is added; equality is admitted."""
     total_bytes = card.device.total_bytes
     need_bytes = sum(need.on_card(total_bytes) for _, need in wanted)
     return card.account.held_bytes + need_bytes <= total_bytes
 
 
-def _refusal(
+def _sums(offers: Iterable[Offer], places: Iterable[Place]) -> tuple[CardSum, ...]:
+    """Return the sum of each card that one of `places` is on, by worker and card."""
+    used = {
+        (place.worker_id, device_id) for place in places for device_id in place.devices.values()
+    }
+    return _in_order(
+        _card_sum(offer, card)
+        for offer in offers
+        for card in offer.cards
+        if (offer.worker_id, card.device.device_id) in used
+    )
+
+
+def _card_sum(offer: Offer, card: Card, further: Iterable[NewTerm] = ()) -> CardSum:
+    account = card.account
+    terms = (*account.terms, *further)
+    return CardSum(offer.worker_id, card.device, terms, tuple(account.holdings))
+
+
+def _in_order(sums: Iterable[CardSum]) -> tuple[CardSum, ...]:
+    return tuple(sorted(sums, key=lambda it: (it.worker_id, it.device.index, it.device.device_id)))
+
+
+def _short_of_room(
     spec: DeploymentSpec,
     missing: ReplicaIndex,
-    count: int,
     needs: _Needs,
     offers: Sequence[Offer],
-) -> Refused:
-    """Show the arithmetic for the worker that came closest."""
+    places: Mapping[ReplicaIndex, Place],
+) -> Placing:
+    """Do the sums for the worker that came closest to taking `missing`."""
     best = max(offers, key=lambda it: (min(len(it.cards), len(needs)), it.free_bytes))
-    what = f"{spec.name} replica {missing}"
-    if count > 1:
-        what += f" (of {count} to start; nothing is started)"
+    closest = _sums_for(missing, needs, best)
     if len(best.cards) < len(needs):
         why = f"it needs {len(needs)} cards, and {best.worker_id} has {len(best.cards)} for it"
+        refusals = [(NO_DEVICE, why)]
     else:
-        why = "; ".join(_sums(needs, best)) or "its cards cannot be matched with those there"
-    return Refused(
-        Reason.ADMISSION_REFUSED,
-        f"no room for {what} on any of {len(offers)} workers; closest is {best.worker_id}: {why}",
-        metadata={"worker_id": best.worker_id},
-    )
+        refusals = [
+            (it.device.device_id, it.admission(spec.name, missing).refusal())
+            for it in closest
+            if it.is_over
+        ] or [(NO_DEVICE, "its cards cannot be matched with those there")]
+    others = [it for it in _sums(offers, places.values()) if it.worker_id != best.worker_id]
+    shortage = Shortage(missing, best.worker_id, len(offers), tuple(refusals))
+    return Placing(places, _in_order([*closest, *others]), shortage)
 
 
-def _sums(needs: _Needs, offer: Offer) -> list[str]:
-    """Do the sums with the neediest number on the emptiest card, and so on down."""
+def _sums_for(missing: ReplicaIndex, needs: _Needs, offer: Offer) -> list[CardSum]:
+    """Do the sums with the neediest number on the emptiest card, and so on down; all its cards."""
     cards = sorted(offer.cards, key=_emptiest_first)
-    typical_bytes = max(card.device.total_bytes for card in cards)
-    numbers = sorted(
-        needs, key=lambda number: -sum(need.on_card(typical_bytes) for _, need in needs[number])
+    typical_bytes = max((card.device.total_bytes for card in cards), default=0)
+    wanted = sorted(
+        needs.values(), key=lambda it: -sum(need.on_card(typical_bytes) for _, need in it)
     )
-    lines = []
-    for number, card in zip(numbers, cards, strict=False):
-        device = card.device
-        report = admission_report(
-            {stage_id: ((device.device_id,), need) for stage_id, need in needs[number]},
-            {device.device_id: device.total_bytes},
-            card.account.holdings,
-        )
-        lines += report.refusals
-    return lines[:CARDS_SHOWN]
+    return [
+        _card_sum(offer, card, _terms(missing, wanted[rank], card) if rank < len(wanted) else ())
+        for rank, card in enumerate(cards)
+    ]

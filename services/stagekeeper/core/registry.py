@@ -35,8 +35,9 @@ from stagekeeper.core.ids import (
     Generation,
     WorkerId,
 )
-from stagekeeper.core.model import DeploymentView, Failure, ReplicaView
+from stagekeeper.core.model import DeploymentSpec, DeploymentView, Failure, ReplicaView
 from stagekeeper.core.operations import CreationView, ReplicaFailure
+from stagekeeper.core.plan import Plan, plan_deployment
 from stagekeeper.core.reconcile import (
     ask_due,
     end_recovery,
@@ -234,6 +235,10 @@ class Registry:
             Refused: REVISION_GONE: another reign's, or too old: list, then watch again.
         """
         return self._cluster.changes.since(revision)
+
+    def plan(self, spec: DeploymentSpec, now: float) -> Plan:
+        """Return what a creation of a checked spec would do at this moment."""
+        return plan_deployment(self._cluster, spec, now)
 
     def creation_of(self, name: DeploymentName) -> CreationView:
         """Return how far a creation is; of an unknown name nothing starts and nothing failed."""

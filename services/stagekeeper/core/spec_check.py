@@ -92,10 +92,11 @@ def is_same_wish(one: DeploymentSpec, other: DeploymentSpec) -> bool:
     The order of environment variables, the spelling of the arguments' JSON and naming the first
     stage as the entry make no difference.
     """
-    return one == other or _canonical(one) == _canonical(other)
+    return one == other or canonical(one) == canonical(other)
 
 
-def _canonical(spec: DeploymentSpec) -> DeploymentSpec:
+def canonical(spec: DeploymentSpec) -> DeploymentSpec:
+    """Write a checked spec in the one way that all specs of the same wish are written."""
     return replace(
         spec,
         entry=spec.stages[spec.entry_stage_id].name,

@@ -1,7 +1,7 @@
 """What users want: deployments created and deleted.
 
-Decided here: whether a wish is taken, which replicas it starts, and what is left alone. Not decided
-here: where a replica goes (`placement`), and how a deletion goes on (`reconcile`).
+Decided here: what taking a wish writes down and starts. Not decided here: whether it can be taken,
+which replicas start and where they go (`plan`), and how a deletion goes on (`reconcile`).
 
 Invariant: a wish that is refused is not wanted, and starts nothing; the intent is written down
 before anything is started or stopped.
@@ -9,7 +9,6 @@ before anything is started or stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from stagekeeper.core.cluster import Cluster
@@ -24,42 +23,37 @@ from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.events import DeploymentDeleted, DeploymentRequested
 from stagekeeper.core.ids import ReplicaIndex, ReplicaKey, SlotKey, StageId
 from stagekeeper.core.model import DeploymentSpec, OperationPlan, StageStart
-from stagekeeper.core.offers import build_offers, fit_workers
 from stagekeeper.core.operations import Operation
-from stagekeeper.core.placement import Place, place_replicas
-from stagekeeper.core.spec_check import check_spec, is_same_wish
-from stagekeeper.core.states import DeploymentState, ReplicaState, ShardState
+from stagekeeper.core.placement import Place
+from stagekeeper.core.plan import plan_deployment
+from stagekeeper.core.plan_id import check_plan_id
+from stagekeeper.core.spec_check import check_spec
+from stagekeeper.core.states import DeploymentState, ShardState
 
 STARTED_ANEW = "its replica is started anew"
-RETRY_AFTER_S = 1.0
 
 
 def deployment_requested(
     cluster: Cluster, event: DeploymentRequested, now: float
 ) -> CreationAccepted:
-    """Take a wish, and start the replicas that nobody reports or that have failed.
+    """Take a wish, and do what its plan of this moment says.
 
-    READY and starting replicas are left alone, and so are half known ones: a PARTIAL replica may
-    be whole again when a worker returns.
+    A plan that the caller looked at is compared only where something starts: a wish that is said
+    twice finds its own start under way, and that is no reason to refuse it.
 
     Raises:
-        Refused: those of `check_spec`, DEPLOYMENT_EXISTS, REPLICA_DRAINING,
-            SUPERVISOR_RECOVERING, ADMISSION_REFUSED.
+        Refused: those of `check_spec`; the first obstacle of the plan (DEPLOYMENT_EXISTS,
+            REPLICA_DRAINING, SUPERVISOR_RECOVERING, ADMISSION_REFUSED); PLAN_STALE.
     """
     spec = event.spec
     check_spec(spec)
+    plan = plan_deployment(cluster, spec, now)
+    if plan.obstacles:
+        raise plan.obstacles[0].refused()
+    if event.plan_id and plan.starting:
+        check_plan_id(event.plan_id, plan)
     desired = cluster.desired.get(spec.name)
-    _check_name(cluster, spec, desired)
-    if cluster.is_recovering:
-        raise Refused(
-            Reason.SUPERVISOR_RECOVERING,
-            f"the supervisor started {now - cluster.started_at:.1f} s ago and waits for the "
-            "workers that were there before; nothing is started until then: repeat",
-            retry_after_s=RETRY_AFTER_S,
-        )
-    starting = _replicas_to_start(cluster, spec)
-    places = _places(cluster, spec, starting)
-    is_creating = bool(starting) or spec.name in cluster.operations.by_deployment
+    is_creating = bool(plan.starting) or spec.name in cluster.operations.by_deployment
     if desired is None:
         revision = max(1, _reported_revision(cluster, spec))
         wish = Desired(spec, revision, is_creating, create_time=event.wall_time)
@@ -67,62 +61,11 @@ def deployment_requested(
         wish = replace(desired, is_creating=is_creating)
     if wish != desired:
         cluster.put_desired(wish)
-    if starting:
+    if plan.starting:
         cluster.save_roster()  # whoever is given something is waited for by the next reign
-    for index in starting:
-        _start(cluster, wish, index, places[index])
-    return CreationAccepted(tuple(starting))
-
-
-def _check_name(cluster: Cluster, spec: DeploymentSpec, desired: Desired | None) -> None:
-    """Refuse a name that is being deleted, or that stands for something else."""
-    known = cluster.compose(spec.name)
-    if known is not None and known.state is DeploymentState.DELETING:
-        raise Refused(
-            Reason.REPLICA_DRAINING,
-            f"{spec.name} is being deleted ({known.reason}): wait until it is gone, then deploy",
-            retry_after_s=RETRY_AFTER_S,
-        )
-    if desired is not None and not is_same_wish(desired.spec, spec):
-        raise Refused(
-            Reason.DEPLOYMENT_EXISTS,
-            f"{spec.name} exists with another spec: delete it, then deploy",
-        )
-    if desired is None and known is not None:
-        names = [stage.name for stage in spec.stages]
-        for replica in known.replicas:
-            for shard in replica.shards:
-                record = shard.record
-                if record.stage_count != len(names) or names[record.stage_id] != record.stage_name:
-                    raise Refused(
-                        Reason.DEPLOYMENT_EXISTS,
-                        f"worker {shard.worker_id} runs another {spec.name} (stage "
-                        f"{record.stage_id} of {record.stage_count}, {record.stage_name!r}): "
-                        "delete it, then deploy",
-                    )
-
-
-def _replicas_to_start(cluster: Cluster, spec: DeploymentSpec) -> list[ReplicaIndex]:
-    """Return the replicas that nobody reports or that have failed, ascending."""
-    starting = []
-    for number in range(spec.replicas):
-        key = ReplicaKey(spec.name, ReplicaIndex(number))
-        view = cluster.views.get(key)
-        if view is None or view.state in (ReplicaState.PENDING, ReplicaState.FAILED):
-            starting.append(key.index)
-    return starting
-
-
-def _places(
-    cluster: Cluster, spec: DeploymentSpec, starting: Sequence[ReplicaIndex]
-) -> dict[ReplicaIndex, Place]:
-    if not starting:
-        return {}
-    candidates = fit_workers(cluster, spec)
-    restarting = {ReplicaKey(spec.name, index) for index in starting}
-    return place_replicas(
-        spec, starting, lambda: build_offers(cluster, spec, candidates, restarting)
-    )
+    for index in plan.starting:
+        _start(cluster, wish, index, plan.placing.places[index])
+    return CreationAccepted(plan.starting)
 
 
 def _reported_revision(cluster: Cluster, spec: DeploymentSpec) -> int:
