@@ -146,7 +146,7 @@ class Reign(RuleBasedStateMachine):
         if is_told:
             for stage in range(2):
                 slot = SlotKey(key.deployment, key.index, stage)
-                self.listen(self.world.apply(SlotStopped(worker, slot)))
+                self.listen(self.world.apply(SlotStopped(worker, self.lives[worker][0], slot)))
 
     @rule(
         seconds=st.sampled_from([0.5, 0.5, 2.0, 5.0, 15.0, 70.0]),
@@ -166,7 +166,9 @@ class Reign(RuleBasedStateMachine):
     @rule(data=st.data(), error=st.sampled_from(["", "no"]))
     def a_cancellation_is_answered(self, data: st.DataObject, error: str) -> None:
         plan = self.running[data.draw(st.sampled_from(sorted(self.running)))]
-        self.listen(self.world.apply(OperationCancelled(plan.worker_id, plan.operation_id, error)))
+        life = self.lives[plan.worker_id][0]
+        ended = OperationCancelled(plan.worker_id, life, plan.operation_id, error)
+        self.listen(self.world.apply(ended))
 
     @rule()
     def the_supervisor_restarts(self) -> None:

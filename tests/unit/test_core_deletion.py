@@ -136,10 +136,10 @@ def test_a_stop_that_failed_is_asked_for_again_after_a_pause_and_only_then() -> 
 
     assert stops(world.tick(5.0)) == [], "under way"
     world.beat()
-    world.apply(SlotStopped("w1", slot, "DEADLINE_EXCEEDED"))
+    world.apply(SlotStopped("w1", 1, slot, "DEADLINE_EXCEEDED"))
     assert stops(world.tick(0.999)) == []
     assert stops(world.tick(0.001)) == [("w1", "m", 0, 0, 1)]
-    world.apply(SlotStopped("w1", slot))
+    world.apply(SlotStopped("w1", 1, slot))
     assert stops(world.tick(1.0)) == [("w1", "m", 0, 0, 1)], "it is still reported"
     world.register(revision=2)
     assert stops(world.tick(1.0)) == []
@@ -200,7 +200,7 @@ def test_a_running_start_is_cancelled_and_the_deletion_waits_for_its_end() -> No
     assert stops(told) == [], "the cancellation does it"
     told = world.register(revision=3)
     assert only(EntombDeployment, told) == [], "the operation is still on the books"
-    told = world.apply(OperationCancelled("w1", plan.operation_id))
+    told = world.apply(OperationCancelled("w1", 1, plan.operation_id))
 
     assert only(EntombDeployment, told) == [EntombDeployment("m", plan.generation)]
     assert world.registry.failures() == []
@@ -225,7 +225,7 @@ def test_a_cancellation_that_failed_keeps_the_start_on_the_books() -> None:
     (plan,) = world.deploy(spec())
     world.delete()
 
-    told = world.apply(OperationCancelled("w1", plan.operation_id, "no answer"))
+    told = world.apply(OperationCancelled("w1", 1, plan.operation_id, "no answer"))
     assert only(EntombDeployment, told) == []
     assert cancels(world.tick(0.999)) == []
     assert cancels(world.tick(0.001)) == [("w1", plan.operation_id)]

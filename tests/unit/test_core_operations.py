@@ -116,10 +116,10 @@ def test_a_cancellation_that_failed_is_asked_for_again_after_a_pause_and_only_th
 
     world.now += 0.5
     assert cancels(world.tick()) == [], "under way"
-    world.apply(OperationCancelled("w1", "4-x-1", "no answer"))
+    world.apply(OperationCancelled("w1", 1, "4-x-1", "no answer"))
     assert cancels(world.tick(0.999)) == []
     assert cancels(world.tick(0.001)) == [("w1", "4-x-1")]
-    world.apply(OperationCancelled("w1", "4-x-1"))
+    world.apply(OperationCancelled("w1", 1, "4-x-1"))
     world.register(revision=2)
     assert cancels(world.tick(5.0)) == []
 
@@ -224,7 +224,7 @@ def test_an_older_set_no_longer_makes_way_once_its_successor_is_not_ready(ends) 
     world.register("w1", [shard(n=1)])
     told = world.register("w2", [shard(n=2)])
     assert stops(told) == [("w1", "m", 0, 0, 1)]
-    world.apply(SlotStopped("w1", SlotKey("m", 0, 0), "no answer"))
+    world.apply(SlotStopped("w1", 1, SlotKey("m", 0, 0), "no answer"))
 
     if ends == "dead":
         world.register("w2", [shard(n=2, state=ShardState.FAILED)], revision=2)

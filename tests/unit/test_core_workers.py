@@ -122,18 +122,18 @@ def test_the_pace_keeps_the_sum_of_heartbeats_under_its_budget(workers, pace_s) 
     assert world.beat("w0").next_heartbeat_s == pace_s
 
 
-def test_each_new_life_or_address_of_an_agent_is_dialled_back_once() -> None:
+def test_each_new_life_of_an_agent_is_dialled_back_once() -> None:
     world = World()
 
     first = world.register()
     repeated = world.register()
-    moved = world.register(revision=2, agent_address="127.0.0.1:9")
-    restarted = world.register(incarnation=2, agent_address="127.0.0.1:9")
+    moved = world.register(incarnation=2, agent_address="127.0.0.1:9")
+    restarted = world.register(incarnation=3, agent_address="127.0.0.1:9")
 
     probes = [only(ProbeAgent, it) for it in (first, repeated, moved, restarted)]
     assert [len(it) for it in probes] == [1, 0, 1, 1]
     assert probes[2][0].target.address == "127.0.0.1:9"
-    assert probes[3][0].target.incarnation == 2
+    assert probes[3][0].target.incarnation == 3
 
 
 def test_an_agent_that_does_not_answer_says_so_with_the_address_and_is_tried_again() -> None:

@@ -129,7 +129,11 @@ async def test_cancelled_operation_is_never_told_to_an_agent_that_does_not_know_
     await held.clock.settle()
 
     assert held.book == (["stop", "run ends", "cancel"] if turns else ["cancel"])
-    assert told == [OperationCancelled(command.target.worker_id, command.plan.operation_id, "")]
+    target = command.target
+    cancelled = OperationCancelled(
+        target.worker_id, target.incarnation, command.plan.operation_id, ""
+    )
+    assert told == [cancelled]
     assert not executor._runs
     await executor.stop()
 

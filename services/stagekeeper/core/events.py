@@ -85,6 +85,7 @@ class SlotStopped:
     """A StopSlot command is done; `error` is empty when the slot is gone."""
 
     worker_id: WorkerId
+    incarnation: int
     slot: SlotKey
     error: str = ""
 
@@ -94,6 +95,7 @@ class OperationCancelled:
     """A CancelOperation command is done; `error` is empty when nothing of it is left."""
 
     worker_id: WorkerId
+    incarnation: int
     operation_id: OperationId
     error: str = ""
 

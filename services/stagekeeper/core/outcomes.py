@@ -44,7 +44,7 @@ def operation_ended(cluster: Cluster, event: OperationEnded, now: float) -> None
 def operation_cancelled(cluster: Cluster, event: OperationCancelled, now: float) -> None:
     """Note that a cancellation was answered; one that failed is asked for again later."""
     retry_at = now + cluster.settings.retry_s
-    cluster.pending.answered(event.worker_id, event.operation_id, retry_at)
+    cluster.pending.answered(event.worker_id, event.incarnation, event.operation_id, retry_at)
     operation = cluster.operations.by_id.get(event.operation_id)
     if operation is not None and operation.is_cancelled and not event.error:
         cluster.finish(operation)
@@ -54,7 +54,7 @@ def operation_cancelled(cluster: Cluster, event: OperationCancelled, now: float)
 def slot_stopped(cluster: Cluster, event: SlotStopped, now: float) -> None:
     """Note that a stop was answered; it stays wanted until the report says that it is done."""
     retry_at = now + cluster.settings.retry_s
-    cluster.pending.answered(event.worker_id, event.slot, retry_at)
+    cluster.pending.answered(event.worker_id, event.incarnation, event.slot, retry_at)
 
 
 def ticked(cluster: Cluster, event: Ticked, now: float) -> None:

@@ -57,10 +57,14 @@ class PendingWork:
                 due.append(wanted.command)
         return due
 
-    def answered(self, worker_id: WorkerId, key: _Key, not_before: float) -> None:
-        """Note that a command ended, well or not; it is asked again only from `not_before` on."""
+    def answered(self, worker_id: WorkerId, incarnation: int, key: _Key, not_before: float) -> None:
+        """Note that a command ended, well or not; it is asked again only from `not_before` on.
+
+        The late end of one that an earlier life of the worker was asked for says nothing of this
+        life's.
+        """
         wanted = self._of.get(worker_id, {}).get(key)
-        if wanted is not None:
+        if wanted is not None and wanted.command.target.incarnation == incarnation:
             wanted.is_under_way = False
             wanted.not_before = not_before
 

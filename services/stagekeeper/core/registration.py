@@ -79,12 +79,13 @@ def _check_authority(cluster: Cluster, old: Worker, report: WorkerReport, now: f
             "--worker-id, or stop that agent and wait for its lease to end",
             metadata={"host_id": old.report.host_id},
         )
-    if report.incarnation < old.incarnation:
-        left_s = old.lease_left_s(cluster.settings, now)
+    left_s = old.lease_left_s(cluster.settings, now)
+    if not _is_same_or_later_life(old, report, has_lease=left_s > 0):
         raise Refused(
             Reason.STALE_INCARNATION,
-            f"worker {report.worker_id} registered as incarnation {report.incarnation}, and "
-            f"incarnation {old.incarnation} "
+            f"worker {report.worker_id} registered as incarnation {report.incarnation} from "
+            f"{report.agent_address}, and incarnation {old.incarnation} at "
+            f"{old.report.agent_address} "
             + (
                 f"was heard {now - old.heard_at:.1f} s ago: choose another --worker-id, or stop "
                 "that agent and wait for its lease to end"
@@ -95,6 +96,21 @@ def _check_authority(cluster: Cluster, old: Worker, report: WorkerReport, now: f
             # A living agent keeps its worker. One that lost its state has to outwait itself.
             retry_after_s=left_s if left_s > 0 else None,
         )
+
+
+def _is_same_or_later_life(old: Worker, report: WorkerReport, *, has_lease: bool) -> bool:
+    """Say whether a report may replace what is known of its worker, or is a late one of that life.
+
+    Agents that know nothing of each other, or lost their state, count from 1, so that two lives may
+    have one number. An agent keeps its address for life, and its revisions only rise: another
+    address is another life, and so is a lower revision when the lease is over, since no message is
+    so late that anybody still waits for its answer.
+    """
+    if report.incarnation != old.incarnation:
+        return report.incarnation > old.incarnation
+    if report.agent_address != old.report.agent_address:
+        return False
+    return has_lease or report.revision >= old.report.revision
 
 
 def _go_above(cluster: Cluster, report: WorkerReport, checked: CheckedReport) -> None:
@@ -187,7 +203,9 @@ def heartbeat_received(cluster: Cluster, event: HeartbeatReceived, now: float) -
         is_older = event.incarnation < report.incarnation
         return answers[HeartbeatVerdict.SUPERSEDED if is_older else HeartbeatVerdict.REGISTER]
     if event.revision < report.revision:
-        return answers[HeartbeatVerdict.OK]
+        # Late, or of a life that lost its state and counts as this one did: it has to register.
+        is_late = worker.has_lease(cluster.settings, now)
+        return answers[HeartbeatVerdict.OK if is_late else HeartbeatVerdict.REGISTER]
     if event.revision > report.revision or event.digest != worker.digest:
         return answers[HeartbeatVerdict.REGISTER]
     cluster.hear(worker, now)

@@ -125,7 +125,7 @@ class Executor:
         except AgentError as failed:
             error = str(failed)
             _log.warning("a stop did not succeed", slot=str(work.slot), why=error)
-        self._tell(SlotStopped(work.target.worker_id, work.slot, error))
+        self._tell(SlotStopped(work.target.worker_id, work.target.incarnation, work.slot, error))
 
     async def _start(self, work: StartOperation) -> None:
         plan = work.plan
@@ -152,4 +152,7 @@ class Executor:
         except (AgentError, Refused) as failed:
             error = str(failed)
             _log.warning("a cancellation did not succeed", operation=work.operation_id, why=error)
-        self._tell(OperationCancelled(work.target.worker_id, work.operation_id, error))
+        target = work.target
+        self._tell(
+            OperationCancelled(target.worker_id, target.incarnation, work.operation_id, error)
+        )
