@@ -32,6 +32,7 @@ from stagekeeper.v1.deployment_service_pb2 import (
     ListFailuresRequest,
     ListWorkersRequest,
     ListWorkersResponse,
+    PlanDeploymentResponse,
     WatchDeploymentsResponse,
 )
 from stagekeeper.v1.types_pb2 import DeploymentSpec, Failure
@@ -98,6 +99,7 @@ class Client:
         self,
         spec: DeploymentSpec | LoadedSpec | Mapping[str, Any] | str | Path,
         *,
+        plan_id: str = "",
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Deployment:
@@ -109,6 +111,8 @@ class Client:
 
         Args:
             spec: a file's path, a dict with the file's keys, or the message.
+            plan_id: of a plan that was looked at (`plan`): start nothing but that. A deployment of
+                which nothing has to be started is left alone, whatever the plan was.
             on_progress: told that the creation was accepted, then each stage's progress.
             timeout: seconds; None waits as long as the stages take.
 
@@ -118,13 +122,32 @@ class Client:
             NameTaken: the name has another spec: delete, then deploy.
             NoRoom: no worker has the memory; the message holds the sums; nothing was started.
             WrongState: it is being deleted.
+            PlanStale: `plan_id` fits no longer; the message says what is different.
             DeployFailed: a replica did not come up; it was rolled back.
             SupervisorUnreachable: nobody answers at the endpoint.
         """
         loaded = _loaded(spec)
         return await deploying.create(
-            self._link, loaded, on_progress or (lambda event: None), timeout
+            self._link, loaded, plan_id, on_progress or (lambda event: None), timeout
         )
+
+    async def plan(
+        self,
+        spec: DeploymentSpec | LoadedSpec | Mapping[str, Any] | str | Path,
+        *,
+        timeout: float = ASK_TIMEOUT_S,
+    ) -> PlanDeploymentResponse:
+        """Say what `deploy` would do at this moment, and start nothing.
+
+        What it would be refused for is no error here: `refusals` has every reason. `plan_id` is for
+        `deploy`, which then starts this or nothing.
+
+        Raises:
+            SpecError: the file or the dict is wrong, every problem with its line.
+            BadRequest: the spec is wrong; `violations` has every field.
+            SupervisorUnreachable: nobody answers at the endpoint.
+        """
+        return await deploying.plan(self._link, _loaded(spec), timeout)
 
     async def delete(self, name: str, *, wait: bool = True, timeout: float = 60.0) -> bool:
         """Delete a deployment; with `wait`, return when every process of it is gone.

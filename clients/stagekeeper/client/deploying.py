@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 import grpc
 
@@ -37,6 +37,8 @@ from stagekeeper.v1.deployment_service_pb2 import (
     DeleteDeploymentRequest,
     DeleteDeploymentResponse,
     Deployment,
+    PlanDeploymentRequest,
+    PlanDeploymentResponse,
     ReplicaFailure,
 )
 from stagekeeper.v1.types_pb2 import StageProgress
@@ -48,19 +50,17 @@ OnProgress = Callable[[CreationAccepted | StageProgress], None]
 class _Creation:
     """One creation, from the question to its outcome."""
 
-    def __init__(self, link: SupervisorLink, loaded: LoadedSpec, on_progress: OnProgress) -> None:
+    def __init__(
+        self, link: SupervisorLink, loaded: LoadedSpec, plan_id: str, on_progress: OnProgress
+    ) -> None:
         self._link = link
-        self._loaded = loaded
+        self._request = CreateDeploymentRequest(spec=loaded.spec, plan_id=plan_id)
         self._on_progress = on_progress
         self.accepted: CreationAccepted | None = None
 
     async def attempt(self, left_s: float | None) -> CreationOutcome | None:
         """Ask for it and follow the stream; None when that broke after the acceptance."""
-        events = self._link.stream(
-            lambda stub: stub.CreateDeployment,
-            CreateDeploymentRequest(spec=self._loaded.spec),
-            left_s,
-        )
+        events = self._link.stream(lambda stub: stub.CreateDeployment, self._request, left_s)
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
@@ -84,24 +84,42 @@ class _Creation:
         return None
 
 
+async def plan(link: SupervisorLink, loaded: LoadedSpec, timeout: float) -> PlanDeploymentResponse:
+    """Ask what a creation would do; `Client.plan` says the rest."""
+    request = PlanDeploymentRequest(spec=loaded.spec)
+    with _problems_found_in(loaded):
+        return await link.ask(lambda stub: stub.PlanDeployment, request, timeout)
+
+
+@contextlib.contextmanager
+def _problems_found_in(loaded: LoadedSpec) -> Iterator[None]:
+    """Say what is wrong with a spec where its file says it, if it came from one."""
+    try:
+        yield
+    except BadRequest as error:
+        if error.violations and loaded.source:
+            raise loaded.error(error.violations) from error
+        raise
+
+
 async def create(
-    link: SupervisorLink, loaded: LoadedSpec, on_progress: OnProgress, timeout: float | None
+    link: SupervisorLink,
+    loaded: LoadedSpec,
+    plan_id: str,
+    on_progress: OnProgress,
+    timeout: float | None,
 ) -> Deployment:
     """Create a deployment and return it when it is READY; `Client.deploy` says the rest."""
     clock = asyncio.get_running_loop().time
     deadline = math.inf if timeout is None else clock() + timeout
-    creation = _Creation(link, loaded, on_progress)
+    creation = _Creation(link, loaded, plan_id, on_progress)
 
     async def attempt() -> CreationOutcome | None:
         left_s = None if deadline == math.inf else max(0.0, deadline - clock())
         return await creation.attempt(left_s)
 
-    try:
+    with _problems_found_in(loaded):
         outcome = await link.while_unreachable(attempt)
-    except BadRequest as error:
-        if error.violations and loaded.source:
-            raise loaded.error(error.violations) from error
-        raise
     name = loaded.spec.name
     if outcome is None:
         starting = set(creation.accepted.starting_replicas) if creation.accepted else set()

@@ -101,6 +101,10 @@ class WrongState(StagekeeperError):
     """Not in the present state: wait for it to change, then repeat."""
 
 
+class PlanStale(WrongState):
+    """The plan was for another spec, or the cluster has changed since: plan again, and look."""
+
+
 class NoRoom(StagekeeperError):
     """Too little of something: free some, or come later."""
 
@@ -192,6 +196,7 @@ _NEXT_MOVES: Final[Mapping[str, str]] = {
     "STALE_ROUTE": "repeat the call: the route is fetched anew",
     "REPLICA_DRAINING": "wait until it is gone, then repeat",
     "WRONG_CLUSTER": "check which cluster the endpoint belongs to",
+    "PLAN_STALE": "plan again, look, and deploy with the new plan's id",
     "ADMISSION_REFUSED": "free memory on a card (delete something), or ask for less",
     "TOO_MANY_CALLS": "send fewer calls at once, or add replicas",
     "SLOW_DOWN": "send less often",
@@ -216,6 +221,12 @@ _BY_CODE: Final[Mapping[grpc.StatusCode, type[StagekeeperError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: NotYet,
+}
+
+_BY_REASON: Final[Mapping[str, type[StagekeeperError]]] = {
+    "ENDPOINT_RAISED": EndpointRaised,
+    "NO_REPLICA": NoReplica,
+    "PLAN_STALE": PlanStale,
 }
 
 _REFUSED_BEFORE_RUNNING: Final = frozenset(
@@ -276,11 +287,7 @@ def _broken(found: WireError, code: grpc.StatusCode, where: str) -> StagekeeperE
 
 
 def _class_of(found: WireError, code: grpc.StatusCode) -> type[StagekeeperError]:
-    if found.reason == "ENDPOINT_RAISED":
-        return EndpointRaised
-    if found.reason == "NO_REPLICA":
-        return NoReplica
-    return _BY_CODE.get(code, Bug)
+    return _BY_REASON.get(found.reason) or _BY_CODE.get(code, Bug)
 
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}

@@ -65,9 +65,14 @@ class Creations:
         self._engine.events.beat()
 
     async def follow(
-        self, spec: DeploymentSpec, time_remaining: Callable[[], float | None]
+        self, spec: DeploymentSpec, plan_id: str, time_remaining: Callable[[], float | None]
     ) -> AsyncIterator[deployment_pb2.CreateDeploymentResponse]:
         """Want `spec`, and yield what happens until nothing of it is starting.
+
+        Args:
+            spec: a checked one.
+            plan_id: the plan that the caller looked at; empty for none.
+            time_remaining: of the caller's patience, in seconds; None is without end.
 
         Raises:
             Refused: as the registry refuses it; SUPERVISOR_RECOVERING shortly before the deadline;
@@ -78,7 +83,7 @@ class Creations:
             self._engine.events.subscribe() as news,
             self._progress.subscribe(spec.name, news) as progress,
         ):
-            accepted = await self._accept(spec, time_remaining, news)
+            accepted = await self._accept(spec, plan_id, time_remaining, news)
             yield deployment_pb2.CreateDeploymentResponse(
                 accepted=deployment_pb2.CreationAccepted(
                     deployment=spec.name,
@@ -106,13 +111,14 @@ class Creations:
     async def _accept(
         self,
         spec: DeploymentSpec,
+        plan_id: str,
         time_remaining: Callable[[], float | None],
         news: asyncio.Event,
     ) -> CreationAccepted:
         while True:
             news.clear()
             try:
-                wish = DeploymentRequested(spec, self._clock.wall())
+                wish = DeploymentRequested(spec, self._clock.wall(), plan_id)
                 return self._engine.ask(wish, CreationAccepted)
             except Refused as refused:
                 if refused.reason is not Reason.SUPERVISOR_RECOVERING or self._is_ending:

@@ -12,6 +12,7 @@ from stagekeeper.core.commands import DeletionAccepted
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.events import DeploymentDeleted
 from stagekeeper.core.ids import DeploymentName
+from stagekeeper.core.model import DeploymentSpec
 from stagekeeper.core.names import name_problem
 from stagekeeper.core.spec_check import check_spec
 from stagekeeper.runtime.clock import Clock
@@ -29,6 +30,7 @@ from stagekeeper.supervisor.convert import worker_to_proto
 from stagekeeper.supervisor.creation import Creations
 from stagekeeper.supervisor.deployment_messages import DeploymentMessages
 from stagekeeper.supervisor.engine import Engine
+from stagekeeper.supervisor.plan_messages import plan_response
 from stagekeeper.supervisor.watchers import Watchers
 from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 from stagekeeper.v1 import deployment_service_pb2_grpc as deployment_grpc
@@ -47,7 +49,7 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
         creations: followed by callers that create.
         watchers: followed by callers that watch.
         messages: deployments as messages.
-        clock: for how long workers have been silent.
+        clock: for how long workers have been silent, and this supervisor waits for them.
         is_durable: whether what is wanted survives this process.
     """
 
@@ -78,7 +80,8 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
     async def PlanDeployment(
         self, request: deployment_pb2.PlanDeploymentRequest, context: Context
     ) -> deployment_pb2.PlanDeploymentResponse:
-        raise _not_yet("PlanDeployment", "create the deployment; a refusal prints the arithmetic")
+        spec = _checked_spec(request)
+        return plan_response(self._registry.plan(spec, self._clock.monotonic()))
 
     @answers_refusals
     async def UpdateDeployment(
@@ -90,17 +93,9 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
     async def CreateDeployment(
         self, request: deployment_pb2.CreateDeploymentRequest, context: Context
     ) -> AsyncIterator[deployment_pb2.CreateDeploymentResponse]:
-        if not request.HasField("spec"):
-            raise bad_fields([FieldProblem("spec", "is missing")])
-        spec = spec_from_proto(request.spec)
-        check_spec(spec)
-        if request.spec.overlap_loads:
-            raise Refused(
-                Reason.NOT_YET,
-                "overlap_loads is not built yet: leave it out, and stages that share a card start "
-                "one after another",
-            )
-        async for response in self._creations.follow(spec, context.time_remaining):
+        spec = _checked_spec(request)
+        following = self._creations.follow(spec, request.plan_id, context.time_remaining)
+        async for response in following:
             yield response
 
     @answers_refusals
@@ -177,6 +172,22 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
         after = revision_from_proto(request.after) if request.HasField("after") else None
         async for response in self._watchers.follow(after):
             yield response
+
+
+def _checked_spec(
+    request: deployment_pb2.CreateDeploymentRequest | deployment_pb2.PlanDeploymentRequest,
+) -> DeploymentSpec:
+    if not request.HasField("spec"):
+        raise bad_fields([FieldProblem("spec", "is missing")])
+    spec = spec_from_proto(request.spec)
+    check_spec(spec)
+    if request.spec.overlap_loads:
+        raise Refused(
+            Reason.NOT_YET,
+            "overlap_loads is not built yet: leave it out, and stages that share a card start "
+            "one after another",
+        )
+    return spec
 
 
 def _checked_name(name: str, field: str = "name") -> DeploymentName:
