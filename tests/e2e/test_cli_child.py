@@ -14,7 +14,8 @@ from stagekeeper.cli.explain import explain
 from stagekeeper.cli.up.child import _HELD, Child, ChildEvent, Ended, Ready, StartFailed
 from stagekeeper.runtime.clock import SystemClock
 from stagekeeper.runtime.retry import Backoff
-from stagekeeper.supervisor.predecessor import check_endpoint_is_free
+from stagekeeper.supervisor.predecessor import check_turn
+from stagekeeper.supervisor.settings import SupervisorSettings
 from stagekeeper.supervisor.state_lock import StateLock
 from tests.harness.waiting import wait_for
 
@@ -140,7 +141,7 @@ async def test_refusals_of_what_somebody_holds_are_known_by_their_words(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as holder:
         endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
         with pytest.raises(OSError) as taken:
-            await check_endpoint_is_free(endpoint)
+            await check_turn(SupervisorSettings(endpoint=endpoint))
     first = StateLock(tmp_path)
     try:
         with pytest.raises(OSError) as in_use:

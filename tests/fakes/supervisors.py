@@ -12,7 +12,8 @@ from pathlib import Path
 import structlog
 
 from stagekeeper.core.settings import RegistrySettings
-from stagekeeper.supervisor.app import Supervisor, run
+from stagekeeper.supervisor.app import Supervisor
+from stagekeeper.supervisor.lifetime import run
 from stagekeeper.supervisor.settings import SupervisorSettings
 from stagekeeper.v1 import (
     deployment_service_pb2,

@@ -12,7 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stagekeeper.runtime.server import AddressTaken
-from stagekeeper.supervisor.app import Supervisor, run
+from stagekeeper.supervisor.app import Supervisor
+from stagekeeper.supervisor.lifetime import run
 from stagekeeper.supervisor.settings import SupervisorSettings
 from stagekeeper.supervisor.state_lock import StateDirTaken
 from stagekeeper.supervisor.store import FILE_NAME, StoreFailed

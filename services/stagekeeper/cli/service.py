@@ -1,7 +1,7 @@
-"""Running one long-lived part in this process: signals in, one ready line out, an orderly end.
+"""Running one long-lived part in this process: signals in, a line for each state, an orderly end.
 
 Decided here: SIGTERM and SIGINT ask for the end, a second one does not hurry it (SIGKILL does); the
-ready line is the only thing on stdout.
+lines of `state_line` are the only thing on stdout.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Service = Callable[[asyncio.Event], Awaitable[None]]
 """Runs until the event is set, and returns when everything of it has ended."""
 
 
-def ready_line(part: str, facts: Mapping[str, object]) -> str:
-    """Make the line that says that a part serves: `agent ready: worker=node-1 …`."""
-    return f"{part} ready: " + " ".join(f"{name}={value}" for name, value in facts.items())
+def state_line(part: str, state: str, facts: Mapping[str, object]) -> str:
+    """Make the line that says what a part does now: `agent ready: worker=node-1 …`."""
+    return f"{part} {state}: " + " ".join(f"{name}={value}" for name, value in facts.items())
 
 
 def run_service(service: Service, *, log_level: str, parent_pid: int = 0) -> None:

@@ -1,7 +1,7 @@
 """A supervisor or an agent as this process: run, announced, ended.
 
-Decided here: what the ready lines say. Others wait for these lines and read their facts, so a key
-is never renamed.
+Decided here: what the lines on stdout say. Others wait for these lines and read their facts, so a
+key is never renamed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from stagekeeper.cli.exits import usage
-from stagekeeper.cli.service import ready_line, run_service
+from stagekeeper.cli.service import run_service, state_line
 
 if TYPE_CHECKING:
     from stagekeeper.agent.settings import AgentSettings
@@ -28,9 +28,19 @@ HOST_LOCK_DIR: Final = Path("/run/lock/stagekeeper")
 
 def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid: int) -> None:
     """Run a supervisor until SIGTERM or SIGINT."""
-    from stagekeeper.supervisor.app import Supervisor, run
+    from stagekeeper.supervisor.app import Supervisor
+    from stagekeeper.supervisor.lifetime import SteppedDown, run
+    from stagekeeper.supervisor.standby import Waiting
 
     async def service(stop: asyncio.Event) -> None:
+        def stands_by(waiting: Waiting) -> None:
+            facts = {"endpoint": waiting.endpoint, "epoch": waiting.epoch or "unknown"}
+            print(state_line("supervisor", "standby", facts), flush=True)
+
+        def stepped_down(over: SteppedDown) -> None:
+            facts = {"endpoint": over.endpoint, "epoch": over.epoch}
+            print(state_line("supervisor", "stepped-down", facts), flush=True)
+
         def announce(supervisor: Supervisor) -> None:
             facts = {
                 "endpoint": supervisor.endpoint,
@@ -38,9 +48,15 @@ def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid
                 "epoch": supervisor.epoch,
                 "state": settings.state_dir or "none",
             }
-            print(ready_line("supervisor", facts), flush=True)
+            print(state_line("supervisor", "ready", facts), flush=True)
 
-        await run(settings, stop=stop, ready=announce)
+        await run(
+            settings,
+            stop=stop,
+            ready=announce,
+            on_standby=stands_by,
+            on_stepped_down=stepped_down,
+        )
 
     run_service(service, log_level=log_level, parent_pid=parent_pid)
 
@@ -94,7 +110,7 @@ def serve_agent(settings: AgentSettings, *, log_level: str, parent_pid: int) -> 
                 "incarnation": agent.identity.incarnation,
                 "adopted": agent.adopted_count,
             }
-            print(ready_line("agent", facts), flush=True)
+            print(state_line("agent", "ready", facts), flush=True)
 
         await run(settings, stop=stop, ready=announce)
 

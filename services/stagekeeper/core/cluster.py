@@ -19,6 +19,7 @@ from stagekeeper.core.commands import (
     EntombDeployment,
     HeartbeatAnswered,
     HeartbeatVerdict,
+    LookForReign,
     PublishChange,
     SaveDeployment,
     SaveEpoch,
@@ -129,6 +130,7 @@ class Cluster:
 
     def raise_epoch(self, seen: Epoch) -> None:
         """Go above a reign that a worker has seen; everybody else has to register anew."""
+        self.work.append(LookForReign(above=self.epoch))
         self.epoch = Epoch(seen.number + 1, self.epoch.supervisor_id)
         self.changes.begin_reign(self.epoch)
         self.set_pace()

@@ -169,6 +169,20 @@ class CancelOperation:
     reason: str
 
 
+# Work beside the agents.
+
+
+@dataclass(frozen=True, slots=True)
+class LookForReign:
+    """See at once whether a reign above `above` lives at the stable endpoint.
+
+    A worker has obeyed a higher one. `above` is our own epoch as it was before it went above that:
+    on paper we are the higher one now, and two that live must not go on outbidding each other.
+    """
+
+    above: Epoch
+
+
 # For watchers.
 
 
@@ -182,5 +196,6 @@ class PublishChange:
 
 
 Write = SaveDeployment | EntombDeployment | SaveEpoch | SaveRoster | SaveFailure
-Work = ProbeAgent | StopSlot | StartOperation | CancelOperation
+AgentWork = ProbeAgent | StopSlot | StartOperation | CancelOperation
+Work = AgentWork | LookForReign
 Command = Reply | Write | Work | PublishChange

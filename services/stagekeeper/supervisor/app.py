@@ -1,7 +1,8 @@
-"""One supervisor, put together and taken apart.
+"""One reign of a supervisor, put together and taken apart.
 
 Decided here: the order. Lock, store and epoch come first; the stable endpoint opens last, when all
 behind it answers. At the end streams are told first, since a server waits for those that are open.
+Not decided here: when a reign may begin, and what comes after one (`lifetime`).
 
 Invariant: whatever was opened is closed, also when a start fails half-way.
 """
@@ -9,16 +10,14 @@ Invariant: whatever was opened is closed, also when a start fails half-way.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-from collections.abc import Callable
+import random
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from stagekeeper.core.commands import AgentTarget
+from stagekeeper.core.commands import AgentTarget, LookForReign, Work
 from stagekeeper.core.ids import NO_EPOCH, ClusterName, Epoch, WorkerId
 from stagekeeper.core.registry import Registry
 from stagekeeper.runtime.clock import Clock, SystemClock
@@ -31,13 +30,15 @@ from stagekeeper.supervisor.creation import Creations
 from stagekeeper.supervisor.deployment_messages import DeploymentMessages
 from stagekeeper.supervisor.deployment_service import DeploymentServicer
 from stagekeeper.supervisor.discovery_service import DiscoveryServicer
+from stagekeeper.supervisor.endpoint_look import Found, ask
 from stagekeeper.supervisor.engine import Engine
 from stagekeeper.supervisor.executor import Executor
-from stagekeeper.supervisor.predecessor import check_endpoint_is_free
+from stagekeeper.supervisor.predecessor import Turn, check_turn
 from stagekeeper.supervisor.progress_hub import ProgressHub
-from stagekeeper.supervisor.settings import SupervisorSettings
+from stagekeeper.supervisor.settings import SupervisorSettings, has_port
 from stagekeeper.supervisor.state_lock import StateLock
-from stagekeeper.supervisor.store import MemoryStore, SqliteStore, Store, Stored, StoreFailed
+from stagekeeper.supervisor.store import MemoryStore, SqliteStore, Store, Stored
+from stagekeeper.supervisor.successor import Successor
 from stagekeeper.supervisor.supervisor_service import SupervisorServicer
 from stagekeeper.supervisor.ticker import tick_for_ever
 from stagekeeper.supervisor.watchers import Watchers
@@ -59,22 +60,36 @@ class Supervisor:
     Args:
         settings: checked already.
         clock: time, handed in.
+        turn: that a reign may begin now, from whoever looked; without, `start` looks itself.
 
     Attributes:
         endpoint: the stable address with its real port, once started.
         worker_address: where SupervisorService is, as agents are told it, once started.
-        epoch: the reign that it began with, once started; a worker may have shown a higher one.
-        failed: done with an exception when the supervisor cannot go on and must be stopped.
+        failed: done with an exception when the reign is over and the supervisor must be stopped:
+            StoreFailed, or, where another reign took over, EpochLost or HigherReign.
     """
 
-    def __init__(self, settings: SupervisorSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        clock: Clock | None = None,
+        *,
+        turn: Turn | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._turn = turn
         self._opened = AsyncExitStack()
         self.endpoint = ""
         self.worker_address = ""
-        self.epoch = NO_EPOCH
+        self._engine: Engine | None = None
+        self._executor: Executor | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def epoch(self) -> Epoch:
+        """This reign, once started; a worker that obeyed a higher one raises it."""
+        return NO_EPOCH if self._engine is None else self._engine.registry.epoch
 
     async def start(self) -> None:
         """Open the store, begin a reign and serve.
@@ -82,7 +97,7 @@ class Supervisor:
         Raises:
             StateDirTaken: another supervisor owns the state directory.
             FolderIsOpen: others can look into the state directory.
-            StoreFailed: the store cannot be used.
+            StoreFailed: the store cannot be used; EpochLost: another one took it just now.
             AddressTaken: somebody else serves one of the addresses.
         """
         try:
@@ -93,17 +108,19 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End streams and calls, then close everything. A second call changes nothing."""
+        if self._executor is not None and self.failed.done():
+            await self._executor.stop()  # nothing more is said to agents in the name of this reign
         await self._opened.aclose()
 
     async def _start(self) -> None:
         settings = self._settings
-        await check_endpoint_is_free(settings.endpoint)
+        turn = self._turn or await check_turn(settings)
         store = self._open_store(settings.state_dir)
         stored = store.load()
-        epoch = Epoch(stored.epoch.number + 1, os.urandom(16).hex())
+        epoch = Epoch(max(stored.epoch, turn.above).number + 1, os.urandom(16).hex())
         store.seize(epoch)
-        self.epoch = epoch
-        registry = self._registry(store, stored, epoch)
+        # Where somebody reigned before there are workers to wait for, though nothing is stored.
+        registry = self._registry(store, stored, epoch, is_new=stored.is_new and turn.is_first)
         progress, channels = ProgressHub(), AgentChannels()
 
         def target_of(worker_id: WorkerId) -> AgentTarget | None:
@@ -117,15 +134,23 @@ class Supervisor:
             clock=self._clock,
         )
         executor = Executor(settings, calls, progress, lambda event: engine.tell(event))
-        engine = Engine(
-            registry, store, self._clock, carry_out=executor.carry_out, on_failed=self._fail
-        )
+
+        def carry_out(work: Work) -> None:
+            if isinstance(work, LookForReign):
+                successor.look_at_once(work.above)
+            else:
+                executor.carry_out(work)
+
+        engine = Engine(registry, store, self._clock, carry_out=carry_out, on_failed=self._fail)
+        self._engine, self._executor = engine, executor
+        successor = self._successor(engine)
         self._opened.callback(engine.end)
         self._opened.push_async_callback(executor.stop)
         tasks = TaskOwner("supervisor")
         self._opened.push_async_callback(tasks.stop)
         _ = tasks.start("ticks", tick_for_ever(self._clock, settings.tick_interval_s, engine.tick))
         await self._serve(engine, progress, is_durable=store.is_durable)
+        _ = tasks.start("successor", successor.run())
         _log.info(
             "a reign began",
             cluster=settings.cluster,
@@ -140,7 +165,7 @@ class Supervisor:
         if state_dir is None:
             return MemoryStore()
         make_state_folder(state_dir)
-        lock = StateLock(state_dir)
+        lock = StateLock(state_dir, self._settings.stable)
         self._opened.callback(lock.release)
         numbers = self._settings.registry
         store = SqliteStore(
@@ -151,7 +176,7 @@ class Supervisor:
         self._opened.callback(store.close)
         return store
 
-    def _registry(self, store: Store, stored: Stored, epoch: Epoch) -> Registry:
+    def _registry(self, store: Store, stored: Stored, epoch: Epoch, *, is_new: bool) -> Registry:
         return Registry(
             cluster=ClusterName(self._settings.cluster),
             epoch=epoch,
@@ -162,7 +187,26 @@ class Supervisor:
             failures=stored.failures,
             durable=store.is_durable,
             now=self._clock.monotonic(),
-            is_new=stored.is_new,
+            is_new=is_new,
+        )
+
+    def _successor(self, engine: Engine) -> Successor:
+        settings = self._settings
+
+        async def ask_endpoint() -> Found:
+            # With port 0 the address is known once it is listened at, and nothing is asked before.
+            stable = settings.stable if has_port(settings.stable) else self.endpoint
+            return await ask(stable, settings.look_timeout_s)
+
+        return Successor(
+            settings.stable,
+            settings.cluster,
+            epoch_of=lambda: engine.registry.epoch,
+            ask=ask_endpoint,
+            look_s=settings.look_s,
+            clock=self._clock,
+            random=random.random,
+            on_found=engine.step_down,
         )
 
     async def _serve(self, engine: Engine, progress: ProgressHub, *, is_durable: bool) -> None:
@@ -210,46 +254,9 @@ class Supervisor:
         self.endpoint = await public_server.start()
         self._opened.push_async_callback(public_server.stop, STOP_GRACE_S)
 
-    def _fail(self, error: StoreFailed) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
-
-
-async def run(
-    settings: SupervisorSettings,
-    *,
-    stop: asyncio.Event,
-    ready: Callable[[Supervisor], None],
-    clock: Clock | None = None,
-) -> None:
-    """Run one supervisor until `stop` is set.
-
-    Args:
-        settings: checked already.
-        stop: set by whoever runs this, on SIGTERM for one.
-        ready: called once with the supervisor when everything answers.
-        clock: time, handed in.
-
-    Raises:
-        StateDirTaken, AddressTaken: it could not start beside another one.
-        StoreFailed: it could not start, or could not go on: what it promises cannot be kept.
-    """
-    gc.freeze()  # what was imported stays: no collection has to look through it again
-    # A registration makes hundreds of values that stay; looking for cycles among them after every
-    # 700 is a tenth of the time in which a cluster comes back.
-    gc.set_threshold(20_000, 20, 20)
-    supervisor = Supervisor(settings, clock)
-    await supervisor.start()
-    stopping = asyncio.create_task(stop.wait(), name="supervisor/stop")
-    try:
-        ready(supervisor)
-        ends: set[asyncio.Future[Any]] = {stopping, supervisor.failed}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if supervisor.failed.done():
-            supervisor.failed.result()
-    finally:
-        stopping.cancel()
-        await supervisor.stop()
 
 
 def _advertised(advertise: str, listening: str) -> str:

@@ -2,7 +2,9 @@
 
 Decided here: the order (writes reach the disk before work starts, before watchers hear, before the
 caller is answered) and what happens when the disk says no. A supervisor that cannot write what it
-promised ends itself: its death touches no model, and the next one starts from what is written.
+promised ends its reign: that touches no model, and the next one starts from what is written. So
+does one that gives way to a higher reign; from that moment on it takes in nothing, writes nothing
+and starts nothing.
 
 Invariant: `handle` never awaits, so events are taken one after another and no lock is needed.
 """
@@ -19,6 +21,7 @@ from stagekeeper.core.commands import (
     Command,
     EntombDeployment,
     HeartbeatAnswered,
+    LookForReign,
     ProbeAgent,
     PublishChange,
     Reply,
@@ -37,14 +40,14 @@ from stagekeeper.core.registry import Registry
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.supervisor.pulse import Pulse
-from stagekeeper.supervisor.store import Store, StoreFailed
+from stagekeeper.supervisor.store import EpochLost, Store, StoreFailed
 
 _log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Reply)
 
 _WRITES = (SaveDeployment, EntombDeployment, SaveEpoch, SaveFailure)
-_WORK = (ProbeAgent, StopSlot, StartOperation, CancelOperation)
+_WORK = (ProbeAgent, StopSlot, StartOperation, CancelOperation, LookForReign)
 
 
 class Engine:
@@ -54,9 +57,8 @@ class Engine:
         registry: read freely, from memory; changed through `handle` only.
         store: written by `handle`, in order.
         clock: sampled once an event.
-        carry_out: starts a piece of work for an agent; returns at once, and its outcome comes back
-            as an event.
-        on_failed: called once, when the store failed and the supervisor has to end.
+        carry_out: starts a piece of work; returns at once, and its outcome comes back as an event.
+        on_failed: called once, when the reign has to end: the store failed, or `step_down`.
 
     Attributes:
         changes: beats when a deployment's view, or whether the lists are complete, has changed.
@@ -70,7 +72,7 @@ class Engine:
         clock: Clock,
         *,
         carry_out: Callable[[Work], None],
-        on_failed: Callable[[StoreFailed], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         self.registry = registry
         self.changes = Pulse()
@@ -82,13 +84,13 @@ class Engine:
         self._stored_epoch = registry.epoch
         self._unwritten_roster: SaveRoster | None = None
         self._was_complete = registry.is_complete
-        self._failure: StoreFailed | None = None
+        self._failure: Exception | None = None
 
     def handle(self, event: Event) -> Reply | None:
         """Take in one event; return the reply to whoever sent it, if there is one.
 
         Raises:
-            Refused: by the registry, which is unchanged then; or DRAINING, when the store failed.
+            Refused: by the registry, which is unchanged then; or DRAINING, when the reign is over.
         """
         if self._failure is not None:
             raise _ending(self._failure)
@@ -106,6 +108,8 @@ class Engine:
 
     def tell(self, event: Event) -> None:
         """Take in an event that nobody waits for: an outcome of work, or time. Never raises."""
+        if self._failure is not None:
+            return
         try:
             self.handle(event)
         except Refused as refused:
@@ -121,6 +125,12 @@ class Engine:
         """
         self.tell(Ticked(stalled_s))
         self._write_roster()
+
+    def step_down(self, why: Exception) -> None:
+        """End the reign before another one; nothing is taken in or written from here on."""
+        if self._failure is None:
+            _log.warning("this supervisor steps down", why=str(why))
+            self._end_by(why)
 
     def end(self) -> None:
         """Write down what was put off: nothing more will be taken in."""
@@ -181,16 +191,27 @@ class Engine:
                 crash_points.reached("desired-written")
 
     def _fail(self, error: StoreFailed) -> None:
-        if self._failure is None:
-            self._failure = error
+        if isinstance(error, EpochLost):
+            self.step_down(error)
+        elif self._failure is None:
             _log.error("the store failed, so this supervisor ends", why=str(error))
-            self._on_failed(error)
+            self._end_by(error)
+
+    def _end_by(self, error: Exception) -> None:
+        self._failure = error
+        self._on_failed(error)
 
 
-def _ending(error: StoreFailed) -> Refused:
+def _ending(error: Exception) -> Refused:
+    if isinstance(error, StoreFailed) and not isinstance(error, EpochLost):
+        return Refused(
+            Reason.DRAINING,
+            "this supervisor ends, since what it promises could not be written down "
+            f"({error}); models go on serving: repeat when a supervisor is back",
+            retry_after_s=1.0,
+        )
     return Refused(
         Reason.DRAINING,
-        f"this supervisor ends, since what it promises could not be written down ({error}); models "
-        "go on serving: repeat when a supervisor is back",
-        retry_after_s=1.0,
+        f"this supervisor steps down ({error}); models go on serving: ask the endpoint again",
+        retry_after_s=0.1,
     )

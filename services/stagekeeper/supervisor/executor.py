@@ -16,11 +16,11 @@ from collections.abc import Callable
 import structlog
 
 from stagekeeper.core.commands import (
+    AgentWork,
     CancelOperation,
     ProbeAgent,
     StartOperation,
     StopSlot,
-    Work,
 )
 from stagekeeper.core.errors import Refused
 from stagekeeper.core.events import (
@@ -72,7 +72,7 @@ class Executor:
         self._is_probing = False
         self._free_probes = asyncio.Semaphore(PROBES_AT_ONCE)
 
-    def carry_out(self, work: Work) -> None:
+    def carry_out(self, work: AgentWork) -> None:
         """Start one piece of work; returns at once. While stopping, nothing is started."""
         if self._tasks.is_stopping:
             return

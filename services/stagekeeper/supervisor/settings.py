@@ -33,11 +33,15 @@ class SupervisorSettings:
 
     Attributes:
         cluster: every part of a cluster names the same one.
-        endpoint: the stable address, for users and for agents that look for their supervisor.
+        endpoint: where users are served, and agents that look for their supervisor.
+        stable_endpoint: that address as everybody dials it (a name, a virtual address, a TCP
+            proxy); empty: `endpoint`. Who answers there reigns.
         listen: the worker-facing address; port 0 takes one from the system at each start.
         advertise: the worker-facing address as agents are told it; empty: `listen` with its real
             port. A `:0` in it takes the real port.
         state_dir: holds the store and its lock; None keeps nothing (`--no-store`).
+        standby: whether a supervisor waits while another one of its cluster lives; without, it
+            refuses to start, or ends.
         insecure: allows addresses beyond loopback, though nothing is encrypted yet.
         registry: the numbers that decisions are made by.
         tick_s: how often time is told to the registry; None: fitted to the heartbeats.
@@ -45,15 +49,19 @@ class SupervisorSettings:
         probe_timeout_s: how long an agent may take to answer when it is dialled back.
         stop_timeout_s: how long one call to stop a slot is waited for; it goes on, and is asked
             for again.
+        look_s: about so long between two looks at the stable endpoint; each is jittered.
+        look_timeout_s: how long the endpoint may take to answer one.
         rejoin_s: how long a lost agent is tried before its operation counts as failed; agents roll
             back by themselves what nobody joins for as long.
     """
 
     cluster: str = "default"
     endpoint: str = DEFAULT_ENDPOINT
+    stable_endpoint: str = ""
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     state_dir: Path | None = None
+    standby: bool = True
     insecure: bool = False
     registry: RegistrySettings = field(default_factory=RegistrySettings)
     tick_s: float | None = None
@@ -61,11 +69,18 @@ class SupervisorSettings:
     probe_timeout_s: float = 3.0
     stop_timeout_s: float = 60.0
     rejoin_s: float = 60.0
+    look_s: float = 2.0
+    look_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
         problems = [*self._name_problems(), *self._address_problems(), *self._time_problems()]
         if problems:
             raise SettingsRefused(problems)
+
+    @property
+    def stable(self) -> str:
+        """Return the address that everybody dials."""
+        return self.stable_endpoint or self.endpoint
 
     @property
     def tick_interval_s(self) -> float:
@@ -84,6 +99,8 @@ class SupervisorSettings:
                 check_loopback(getattr(self, name), insecure=self.insecure)
             except ValueError as error:
                 problems.append(f"{name}: {error}")
+        if self.stable_endpoint:
+            problems += self._stable_problems()
         if self.advertise:
             try:
                 split_address(self.advertise)
@@ -96,8 +113,24 @@ class SupervisorSettings:
             )
         return problems
 
+    def _stable_problems(self) -> list[str]:
+        try:
+            check_loopback(self.stable_endpoint, insecure=self.insecure)
+        except ValueError as error:
+            return [f"stable_endpoint: {error}"]
+        if not has_port(self.stable_endpoint):
+            return [f"stable_endpoint: {self.stable_endpoint} has no port that anybody could dial"]
+        return []
+
     def _time_problems(self) -> list[str]:
-        names = ("bookmark_s", "probe_timeout_s", "stop_timeout_s", "rejoin_s")
+        names = (
+            "bookmark_s",
+            "probe_timeout_s",
+            "stop_timeout_s",
+            "rejoin_s",
+            "look_s",
+            "look_timeout_s",
+        )
         problems = [
             f"{name} {getattr(self, name)} is not above 0" for name in names if not self._ok(name)
         ]
@@ -111,6 +144,11 @@ class SupervisorSettings:
     def _ok(self, name: str) -> bool:
         value: float = getattr(self, name)
         return 0 < value < float("inf")
+
+
+def has_port(address: str) -> bool:
+    """Say whether an address can be dialled; port 0 is known only once it is listened at."""
+    return split_address(address)[1] != 0
 
 
 def _is_wildcard(address: str) -> bool:

@@ -128,6 +128,8 @@ class Plane:
             "supervisor",
             f"--endpoint={self.endpoint}",
             f"--state-dir={self._options.state_dir}",
+            # Whoever runs `up` wants it to serve: one that only waits would look as if it hung.
+            "--no-standby",
             *self._shared(),
             f"--heartbeat-s={self._options.heartbeat_s}",
         ]

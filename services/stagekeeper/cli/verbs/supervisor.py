@@ -12,6 +12,14 @@ from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 def supervisor(
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
+    stable_endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The endpoint as everybody dials it: a name, a virtual address, a TCP proxy "
+            "[default: --endpoint].",
+        ),
+    ] = "",
     listen: Annotated[
         str,
         typer.Option(metavar="HOST:PORT", help="Where agents are served; port 0 takes any."),
@@ -33,6 +41,19 @@ def supervisor(
             show_default=False,
         ),
     ] = False,
+    no_standby: Annotated[
+        bool,
+        typer.Option(
+            "--no-standby",
+            help="Refuse to start beside a living supervisor, and end before a higher one, instead "
+            "of waiting.",
+            show_default=False,
+        ),
+    ] = False,
+    look_s: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Between two looks at the stable endpoint, about."),
+    ] = 2.0,
     heartbeat_s: Annotated[
         float, typer.Option(metavar="SECONDS", help="Between two heartbeats of a worker.")
     ] = 2.0,
@@ -55,7 +76,8 @@ def supervisor(
 ) -> None:
     """Run the supervisor.
 
-    Agents register with it; users deploy, list and watch.
+    Agents register with it; users deploy, list and watch. Beside a living supervisor of the same
+    cluster it stands by, and begins when nobody is at the endpoint any more.
 
     Its end touches no stage, whether it was asked (SIGTERM, Ctrl-C) or killed.
     """
@@ -77,9 +99,12 @@ def supervisor(
     settings = SupervisorSettings(
         cluster=cluster,
         endpoint=endpoint,
+        stable_endpoint=stable_endpoint,
         listen=listen,
         advertise=advertise,
         state_dir=None if no_store else make_state_dir(state_dir),
+        standby=not no_standby,
+        look_s=look_s,
         insecure=insecure,
         registry=registry,
     )
