@@ -304,7 +304,7 @@ def test_each_worker_that_cannot_take_it_is_named_with_why() -> None:
     world.tick(4.0)
     world.register("unreachable")
     world.apply(AgentProbed("unreachable", 1, False))
-    world.register("blind", inventory_unknown=True, devices=())
+    world.register("blind", inventory_unknown=True, inventory_reason="NVML hangs", devices=())
     world.register("other")
 
     refusal = refused(world, spec(placement=Placement(workers=("silent", "unreachable", "blind"))))
@@ -313,7 +313,7 @@ def test_each_worker_that_cannot_take_it_is_named_with_why() -> None:
     for why in (
         "silent is SUSPECT",
         "unreachable is AGENT_UNREACHABLE at 127.0.0.1:7071",
-        "blind could not read its devices",
+        "blind could not read its devices: NVML hangs",
         "other is not among placement.workers",
     ):
         assert why in refusal.message

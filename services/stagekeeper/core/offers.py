@@ -25,7 +25,7 @@ from stagekeeper.core.model import DeploymentSpec, Device
 from stagekeeper.core.placement import Account, Card, Offer
 from stagekeeper.core.planner import Holding
 from stagekeeper.core.states import ShardState, WorkerState
-from stagekeeper.core.workers import Worker
+from stagekeeper.core.workers import LONGEST_NOTE, Worker
 
 HOLDING_NOTHING = frozenset({ShardState.STOPPED, ShardState.FAILED})
 """States in which no process exists, so no memory is held."""
@@ -65,7 +65,8 @@ def _unfitness(cluster: Cluster, worker: Worker, spec: DeploymentSpec) -> tuple[
         where = worker.report.agent_address
         return Reason.AGENT_UNREACHABLE, f"is AGENT_UNREACHABLE at {where}"
     if worker.report.inventory_unknown:
-        return refused, "could not read its devices"
+        why = worker.report.inventory_reason[:LONGEST_NOTE]
+        return refused, f"could not read its devices{why and f': {why}'}"
     return None
 
 
