@@ -181,3 +181,66 @@ async def test_command_goes_to_the_newest_address_of_the_same_life():
     await calls.persist(meant, attempt, limit_s=0.0)
 
     assert said == [moved]
+
+
+async def test_recovery_R22_command_under_way_ends_when_its_worker_begins_another_life():
+    meant = AgentTarget("w1", 1, "127.0.0.1:1")  # type: ignore[arg-type]
+    now = meant
+    channels: Any = None
+    calls = AgentCalls(
+        ClusterName("default"),
+        epoch_of=lambda: REIGN,
+        target_of=lambda _: now,
+        channels=channels,
+        clock=VirtualClock(),
+    )
+    was_ended = asyncio.Event()
+
+    async def attempt(target: AgentTarget) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_ended.set()
+
+    saying = asyncio.create_task(calls.persist(meant, attempt, limit_s=600.0))
+    await calls.clock.settle()  # type: ignore[attr-defined]
+    calls.life_began()
+    await calls.clock.settle()  # type: ignore[attr-defined]
+    assert not saying.done(), "another worker's life"
+
+    now = AgentTarget(meant.worker_id, 2, "127.0.0.1:2")
+    calls.life_began()
+
+    with pytest.raises(AgentError) as caught:
+        await saying
+    assert caught.value.reason == Reason.STALE_INCARNATION
+    assert was_ended.is_set()
+
+
+async def test_command_under_way_ends_with_whoever_says_it():
+    meant = AgentTarget("w1", 1, "127.0.0.1:1")  # type: ignore[arg-type]
+    channels: Any = None
+    calls = AgentCalls(
+        ClusterName("default"),
+        epoch_of=lambda: REIGN,
+        target_of=lambda _: meant,
+        channels=channels,
+        clock=VirtualClock(),
+    )
+    was_ended = asyncio.Event()
+
+    async def attempt(target: AgentTarget) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_ended.set()
+
+    before = asyncio.all_tasks()
+    saying = asyncio.create_task(calls.persist(meant, attempt, limit_s=600.0))
+    await calls.clock.settle()  # type: ignore[attr-defined]
+    saying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saying
+    assert was_ended.is_set()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before

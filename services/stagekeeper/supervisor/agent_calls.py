@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 
@@ -26,6 +26,7 @@ from stagekeeper.runtime.convert import (
 )
 from stagekeeper.runtime.retry import Backoff
 from stagekeeper.supervisor.agent_channels import AgentChannels
+from stagekeeper.supervisor.pulse import Pulse
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.wire.error_details import describe, is_own_cancellation
 
@@ -95,6 +96,11 @@ class AgentCalls:
         self._target_of = target_of
         self.channels = channels
         self.clock = clock
+        self._lives = Pulse()
+
+    def life_began(self) -> None:
+        """Some worker is in another life now: what is being said to its earlier one ends."""
+        self._lives.beat()
 
     def header(self, target: AgentTarget) -> agent_pb2.CommandHeader:
         return header_to_proto(self._cluster, self._epoch_of(), target.incarnation)
@@ -157,7 +163,7 @@ class AgentCalls:
     async def persist(
         self,
         target: AgentTarget,
-        attempt: Callable[[AgentTarget], Awaitable[T]],
+        attempt: Callable[[AgentTarget], Coroutine[Any, Any, T]],
         *,
         limit_s: float,
         heard_at: Callable[[], float] = lambda: float("-inf"),
@@ -174,14 +180,14 @@ class AgentCalls:
             heard_at: when `attempt` last heard of the agent.
 
         Raises:
-            AgentError: the agent refused, was not reached, or lives another life.
+            AgentError: the agent refused, was not reached, or lives another life by now.
         """
         began = self.clock.monotonic()
         failures_in_a_row, last_heard = 0, heard_at()
         while True:
             target = self._same_life(target)
             try:
-                return await attempt(target)
+                return await self._say(attempt, target)
             except grpc.RpcError as rpc_error:
                 error = agent_error(rpc_error, target)
             except AgentError as own_error:
@@ -198,6 +204,33 @@ class AgentCalls:
             if not error.may_pass or silent_s >= (max(limit_s, 3.0) if is_behind else limit_s):
                 raise error
             await self.clock.sleep(random.random() * _BACKOFF.ceiling_s(failures_in_a_row))
+
+    async def _say(
+        self, attempt: Callable[[AgentTarget], Coroutine[Any, Any, T]], target: AgentTarget
+    ) -> T:
+        """Say a command once, and no longer than its worker is in that life.
+
+        The agent of an earlier life may live on where nobody looks, and answer late or never.
+        """
+        saying = asyncio.ensure_future(attempt(target))
+        try:
+            with self._lives.subscribe() as began:
+                while not saying.done():
+                    began.clear()
+                    self._same_life(target)
+                    waking = asyncio.ensure_future(began.wait())
+                    try:
+                        await asyncio.wait({saying, waking}, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        waking.cancel()
+            return saying.result()
+        finally:
+            if not saying.done():
+                saying.cancel()
+                await asyncio.wait({saying})
+            if not saying.cancelled():
+                saying.exception()  # it was told, or nobody waits for it any more
+            del saying  # the error's traceback holds this frame, and this would hold the error
 
     def _same_life(self, target: AgentTarget) -> AgentTarget:
         now = self._target_of(target.worker_id)

@@ -77,6 +77,7 @@ class Executor:
         if self._tasks.is_stopping:
             return
         if isinstance(work, ProbeAgent):
+            self._calls.life_began()  # or it answers again: then nothing ends
             self._probes[work.target.worker_id] = work
             if not self._is_probing:
                 self._is_probing = True
