@@ -57,12 +57,14 @@ async def deploy_shown(
     loaded: LoadedSpec,
     creation: Creation,
     *,
+    plan_id: str = "",
     timeout: float | None = None,
     after_failure: str = "",
 ) -> Deployment:
     """Deploy with progress on stdout; `creation` is filled in on the way.
 
     Args:
+        plan_id: start what this plan showed, or nothing; empty: whatever fits.
         after_failure: what to do when it fails, for the error's line; empty: what suits `deploy`.
 
     Raises:
@@ -80,7 +82,9 @@ async def deploy_shown(
                 view.show(event)
 
         try:
-            deployment = await client.deploy(loaded, on_progress=show, timeout=timeout)
+            deployment = await client.deploy(
+                loaded, plan_id=plan_id, on_progress=show, timeout=timeout
+            )
         except DeployFailed as error:
             raise deploy_failed(error, after_failure or _AFTER_FAILURE) from error
         except NotFound as error:

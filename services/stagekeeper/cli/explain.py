@@ -24,6 +24,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "ENDPOINT_UNKNOWN": "",
     "NO_REPLICA": "repeat when `stagekeeper status` shows a READY replica",
     "NOT_YET": "",
+    "PLAN_STALE": "",
     "STAGE_UNKNOWN": "",
     "TOO_LARGE": "",
 }

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from stagekeeper.cli.exits import CliError, usage
 
 VERBS: Mapping[str, str] = {
-    "plan": "`stagekeeper validate FILE` checks the spec, and a `deploy` that does not fit prints "
-    "the sum for each card and starts nothing",
     "describe": "`stagekeeper status` shows the state, the reason and the next action",
     "events": "`stagekeeper status` shows the state now; watch it with `watch stagekeeper status`",
     "stages": "`stagekeeper status` shows the pid of each stage; the next agent with the same "

@@ -14,6 +14,14 @@ from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 def deploy(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec.")],
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
+    plan_id: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="Start what that plan showed, or nothing.",
+            show_default=False,
+        ),
+    ] = "",
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -33,7 +41,7 @@ def deploy(
     from stagekeeper.cli.deploying import Creation, deploy_shown
     from stagekeeper.cli.exits import CliError, ExitCode
     from stagekeeper.cli.spec_files import read_specs
-    from stagekeeper.client import NameTaken
+    from stagekeeper.client import NameTaken, PlanStale
 
     check_seconds(timeout, "--timeout")
     loaded = read_specs([file])[0]
@@ -41,7 +49,7 @@ def deploy(
     try:
         ask(
             endpoint,
-            lambda client: deploy_shown(client, loaded, creation, timeout=timeout),
+            lambda client: deploy_shown(client, loaded, creation, plan_id=plan_id, timeout=timeout),
             insecure=insecure,
         )
     except NameTaken as error:
@@ -49,6 +57,8 @@ def deploy(
             ExitCode.FAILED,
             f"{error.message} (`stagekeeper delete {creation.name}`, then this again)",
         ) from error
+    except PlanStale as error:
+        raise CliError(ExitCode.FAILED, f"{error.message} (`stagekeeper plan {file}`)") from error
     except KeyboardInterrupt:
         if creation.accepted is None:
             raise
