@@ -327,6 +327,49 @@ async def test_damaged_record_is_set_aside_and_the_others_are_held(overseer, hom
         assert (damaged.parent / "record.damaged").exists()
 
 
+async def test_damaged_record_and_the_process_behind_it_are_told_until_it_has_ended(overseer, home):
+    agent = await first_life(home, overseer)
+    await overseer.bring_up(plan(stage("a", "sample_stages:Family"), stage("b")))
+    await overseer.hears(lambda it: len(it.replica_states) == 2, "both")
+    shard = overseer.shards["a"]
+    await agent.kill()
+    folder = home.path / "s/agents/w/stages" / shard.instance_id
+    (folder / "record.json").write_text("{")
+
+    async with agent_in(home):
+        (note,) = overseer.last.notes
+        assert f"m/0/a ({shard.instance_id[:8]}) is damaged" in note
+        assert str(shard.pid) in note
+        assert "--stop m/0/a" in note
+    agent = await AgentProcess.start(home)  # it is told by every life
+    await overseer.hears(lambda it: it.incarnation == 3 and it.notes, "it is told again")
+    for pid, command in home.processes.items():
+        if "sleep" in command or pid == shard.pid:
+            os.kill(pid, signal.SIGKILL)
+    await overseer.hears(lambda it: "no process of it is left" in it.notes[0], "its end is told")
+    await agent.kill()
+
+    async with agent_in(home):
+        first = next(it for it in overseer.registrations if it.incarnation == 4)
+        assert not first.notes
+        assert (folder / "stage.log").exists()
+        assert [it.stage_name for it in first.replica_states] == ["b"]
+
+
+async def test_stage_that_was_asked_to_stop_and_ended_unwatched_has_not_failed(overseer, home):
+    agent = await first_life(home, overseer, env={VARIABLE: "stop-gone"})
+    await overseer.bring_up(plan(stage("a")))
+    await overseer.hears(lambda it: len(it.replica_states) == 1, "it is up")
+    stopping = asyncio.create_task(overseer.stop(0))
+    assert await agent.ended() == -signal.SIGKILL
+    await asyncio.wait({stopping})
+    stopping.exception()
+
+    async with agent_in(home):
+        assert not overseer.last.replica_states
+        assert overseer.failures == {}
+
+
 async def test_incarnation_is_above_the_records_when_the_identity_was_lost(overseer, home):
     agent = await first_life(home, overseer)
     await agent.kill()

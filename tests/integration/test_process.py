@@ -19,10 +19,13 @@ from stagekeeper.runtime.process import (
     ExitStatus,
     ProcessHandle,
     ProcessIdentity,
+    age_s,
     environment_holds,
     find_members,
     identity_of,
     is_alive,
+    members_by,
+    own_bytes,
     resident_bytes,
     spawn,
 )
@@ -177,6 +180,31 @@ async def test_child_appends_to_its_log(tmp_path, mark):
     waiting.handle.reap()
     waiting.handle.close()
     assert (tmp_path / "log").read_text() == "before\ngot go\noh\n"
+
+
+async def test_processes_are_found_by_the_value_of_a_variable_the_eldest_first(tmp_path, mark):
+    first = start(tmp_path, mark, "sleep", "600").handle
+    other = start(tmp_path, f"{mark}-other", "sleep", "600").handle
+
+    def found() -> dict[str, list[int]]:
+        return {
+            value: [it.pid for it in members]
+            for value, members in members_by(MARK).items()
+            if value.startswith(mark)
+        }
+
+    await wait_for(
+        lambda: found() == {mark: [first.pid], f"{mark}-other": [other.pid]}, "both are found"
+    )
+    assert 0 <= age_s(first.identity) < 60
+    assert own_bytes(first.identity) > 0
+    for handle in (first, other):
+        handle.send(signal.SIGKILL)
+        await handle.wait()
+        handle.reap()
+        handle.close()
+    assert found() == {}
+    assert own_bytes(first.identity) == 0
 
 
 async def test_release_of_a_child_that_is_gone_is_harmless(tmp_path, mark):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stagekeeper.agent import host_lock
-from stagekeeper.agent.host_lock import FileLock, default_lock_dir, make_lock_dir
+from stagekeeper.agent.host_lock import FileLock, default_lock_dir, holder_of, make_lock_dir
 from stagekeeper.agent.settings import AgentSettings
 
 
@@ -109,3 +111,27 @@ def test_users_own_folder_is_chosen_where_the_hosts_cannot_be_trusted(
 
     expected = f"{runtime_dir}/stagekeeper" if runtime_dir else f"/tmp/stagekeeper-{os.getuid()}"
     assert default_lock_dir() == Path(expected)
+
+
+def test_holder_of_a_lock_is_seen_without_taking_it(tmp_path):
+    path = tmp_path / "lock"
+    assert holder_of(path) is None
+    FileLock.take(path, "it").release()
+    assert holder_of(path) is None
+    holding = (
+        "import pathlib, sys\n"
+        "from stagekeeper.agent.host_lock import FileLock\n"
+        "lock = FileLock.take(pathlib.Path(sys.argv[1]), 'it')\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holding, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert holder_of(path) == other.pid
+        assert holder_of(path) == other.pid, "the first look did not take it away"
+        other.communicate()
+
+    assert holder_of(path) is None

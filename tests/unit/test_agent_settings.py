@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stagekeeper.agent.directory import AgentDirectory, file_name
+from stagekeeper.agent.directory import AgentDirectory, directories_in, file_name
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.host_memory import parse_devices, parse_size
 from stagekeeper.agent.settings import AgentSettings, SettingsError
@@ -134,6 +134,20 @@ def test_names_from_outside_become_different_file_names_in_one_folder(tmp_path):
     assert len(set(files)) == len(names)
     assert not any("/" in name or name in (".", "..") for name in files)
     assert AgentDirectory(tmp_path, WorkerId("..")).root.parent == tmp_path / "agents"
+
+
+def test_workers_of_a_state_directory_are_found_by_their_folders(tmp_path):
+    names = ["a%2Fb", "llama-2", "w.1", "x y", "ünïcode", "🦙"]
+    for name in names:
+        AgentDirectory(tmp_path, WorkerId(name)).root.mkdir(parents=True)
+    (tmp_path / "agents" / "w.1.bak").mkdir()
+    (tmp_path / "agents" / "file").touch()
+
+    found = directories_in(tmp_path)
+
+    assert {it.worker_id for it in found} == set(names)
+    assert [it.root for it in found] == sorted(it.root for it in found)
+    assert directories_in(tmp_path / "nowhere") == []
 
 
 @pytest.fixture

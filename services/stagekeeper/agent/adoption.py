@@ -19,17 +19,19 @@ import structlog
 
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.ending import kill_processes
-from stagekeeper.agent.operation_store import OperationFile, OperationStore
+from stagekeeper.agent.operation_store import (
+    OperationFile,
+    OperationStore,
+    file_from,
+    is_committed,
+)
 from stagekeeper.agent.operations import Operations
-from stagekeeper.agent.records import StageRecord
+from stagekeeper.agent.records import StageRecord, open_process
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
-from stagekeeper.core.ids import OperationId
-from stagekeeper.core.model import OperationRecord
-from stagekeeper.core.states import OperationState, ShardState
-from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import ProcessHandle, boot_id, environment_holds
+from stagekeeper.core.states import ShardState
+from stagekeeper.runtime.process import boot_id
 
 _log = structlog.get_logger(__name__)
 
@@ -76,19 +78,17 @@ class Adoption:
         for record in records:
             file = by_id.get(record.shard.operation_id)
             self._store.note_generation(record.shard.slot, record.shard.generation)
-            is_committed = record.shard.committed or (
-                file is not None and file.record.state is OperationState.COMMITTED
-            )
-            if not is_committed and file is None:
-                by_id[record.shard.operation_id] = _file_from(record)
-            await self._take_over(record, is_committed=is_committed)
+            committed = is_committed(record.shard, file)
+            if not committed and file is None:
+                by_id[record.shard.operation_id] = file_from(record.shard)
+            await self._take_over(record, committed=committed)
         for file in by_id.values():
             self._operations.take_over(file)
         await self._answers(wait_s)
         return Adopted(len(self._held), self._gone_count, self._cleaned_count)
 
-    async def _take_over(self, record: StageRecord, *, is_committed: bool) -> None:
-        handle = self._open(record)
+    async def _take_over(self, record: StageRecord, *, committed: bool) -> None:
+        handle = open_process(record, self._boot_id)
         state = record.shard.state
         if handle is not None and state not in (ShardState.STOPPING, ShardState.FAILED):
             stage = self._stages.add(_with_state(record, ShardState.ADOPTING))
@@ -102,33 +102,20 @@ class Adoption:
             self._cleaned_count += 1
             return
         stage.handle = handle
-        if state is not ShardState.FAILED and is_committed and record.process is not None:
+        was_asked = state is ShardState.STOPPING  # then its end is no failure, whoever saw it
+        is_news = not was_asked and state is not ShardState.FAILED
+        if is_news and committed and record.process is not None:
             stage.update(committed=True)
             self._deaths.found_gone(stage)
         # Nothing watches it yet, and its children may have outlived it.
         await kill_processes(stage)
-        if stage.state is ShardState.FAILED and is_committed:
+        if stage.state is ShardState.FAILED and committed:
             stage.persist()
             self._gone_count += 1
         else:
             # Never let go, never committed, or to be stopped anyway: nobody waits for it.
             self._stages.forget(stage)
             self._cleaned_count += 1
-
-    def _open(self, record: StageRecord) -> ProcessHandle | None:
-        """Take hold of the recorded process if it lives and is surely the one."""
-        if record.process is None or record.boot_id != self._boot_id:
-            return None
-        handle = ProcessHandle.open(record.process)
-        if handle is None:
-            return None
-        if environment_holds(handle.pid, INSTANCE_ENV, record.instance_id) is False:
-            _log.error(
-                "a pid of a record is another's now", pid=handle.pid, stage=str(record.shard)
-            )
-            handle.close()
-            return None
-        return handle
 
     async def _answers(self, wait_s: float) -> None:
         waits = [asyncio.ensure_future(_until_reached(stage)) for stage in self._held]
@@ -151,19 +138,3 @@ async def _until_reached(stage: StageProcess) -> None:
 
 def _with_state(record: StageRecord, state: ShardState) -> StageRecord:
     return msgspec.structs.replace(record, shard=replace(record.shard, state=state))
-
-
-def _file_from(record: StageRecord) -> OperationFile:
-    """Make up the file of an operation of which only a stage's record is left."""
-    shard = record.shard
-    return OperationFile(
-        OperationRecord(
-            OperationId(shard.operation_id),
-            shard.deployment,
-            shard.replica_index,
-            shard.generation,
-            OperationState.INTERRUPTED,
-            reason="its agent died, and its file is gone",
-        ),
-        (shard.stage_id,),
-    )

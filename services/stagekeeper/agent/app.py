@@ -20,6 +20,7 @@ from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
 from stagekeeper.agent.connection import AuthorityEnded
+from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.devices import Inventory
 from stagekeeper.agent.ending import kill_processes
@@ -183,8 +184,11 @@ class Agent:
         self._stages = Stages(
             records, self._ledger, deaths, self._owner, self._clock, self._slice.changed
         )
+        self._damaged = DamagedRecords(records.damaged, records.end_damaged, self._slice.changed)
+        self._damaged.look()
         self._rounds = Rounds(
             self._stages,
+            self._damaged,
             Liveness(
                 self._owner,
                 self._clock,
@@ -209,6 +213,7 @@ class Agent:
             adopted=adopted.held_count,
             gone=adopted.gone_count,
             cleaned=adopted.cleaned_count,
+            damaged=len(self._damaged),
         )
 
     def _make_operations(self, store: OperationStore, deaths: Deaths) -> Operations:
@@ -229,7 +234,7 @@ class Agent:
             self._ledger,
             Admission(store, self._stages, self._ledger, entrypoints),
             OperationStart(
-                spawner, self._stages, deaths, rollback_budget_s=settings.rollback_budget_s
+                spawner.spawn, self._stages, deaths, rollback_budget_s=settings.rollback_budget_s
             ),
             self._owner,
             lease_s=settings.operation_lease_s,
@@ -282,6 +287,7 @@ class Agent:
             shards=tuple(self._stages.shards()),
             operations=tuple(self._operations.records()),
             failures=self._spool.pending,
+            notes=self._damaged.notes(),
         )
 
     def _stage_failed(self, stage: StageProcess, failure: Failure) -> None:
@@ -316,12 +322,8 @@ class Agent:
     async def _let_go(self) -> None:
         """Let go of tasks, processes and locks; the processes go on."""
         await self._owner.stop()
-        for stage in getattr(self, "_stages", ()):
-            if stage.handle is not None:
-                stage.handle.close()
-            if stage.link is not None:
-                await stage.link.close()
-                stage.link = None
+        if hasattr(self, "_stages"):
+            await self._stages.let_go()
         for lock in self._locks:
             lock.release()
         self._locks.clear()

@@ -1,7 +1,8 @@
 """Where an agent keeps what, below its state directory.
 
 One folder per worker id, so that several agents of one host may share a state directory. Names from
-outside become file names by quoting; nobody reads an identity back from a file name.
+outside become file names by quoting. A worker's folder alone is read back (`directories_in`): whose
+it is must be known without the files in it.
 
 Invariant: a socket's path fits into what the kernel takes for one.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from stagekeeper.core.ids import InstanceId, WorkerId
 from stagekeeper.runtime.private_folder import make_private_folder, make_state_folder
@@ -19,6 +20,8 @@ SOCKET_PATH_BYTES: Final = 107
 """A unix socket's path, without its closing zero (`man 7 unix`)."""
 
 SOCKET_NAME_LENGTH: Final = 12
+
+_AGENTS: Final = "agents"
 
 
 def file_name(identity: str) -> str:
@@ -30,7 +33,8 @@ class AgentDirectory:
     """The folder of one worker id."""
 
     def __init__(self, state_dir: Path, worker_id: WorkerId) -> None:
-        self.root = state_dir.absolute() / "agents" / file_name(worker_id)
+        self.worker_id = worker_id
+        self.root = state_dir.absolute() / _AGENTS / file_name(worker_id)
         self.lock_file = self.root / "lock"
         self.identity_file = self.root / "identity.json"
         self.generations_file = self.root / "generations.json"
@@ -72,3 +76,19 @@ class AgentDirectory:
     def socket(self, instance_id: InstanceId) -> Path:
         """Where one stage process listens for its agent."""
         return self.sockets / instance_id[:SOCKET_NAME_LENGTH]
+
+
+def directories_in(state_dir: Path) -> list[AgentDirectory]:
+    """Return the folder of every worker that a state directory has, ascending; makes nothing.
+
+    What no agent of ours would have named so (`node-1.bak`) is none.
+    """
+    try:
+        folders = sorted(it for it in (state_dir.absolute() / _AGENTS).iterdir() if it.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [
+        AgentDirectory(state_dir, WorkerId(worker_id))
+        for folder in folders
+        if file_name(worker_id := unquote(folder.name)) == folder.name
+    ]

@@ -72,10 +72,35 @@ class FileLock:
             self._descriptor = -1
 
 
+def holder_of(path: Path) -> int | None:
+    """Look who holds the lock of a file, without taking it.
+
+    Never of a lock that this process holds: to look and to close again would drop it.
+
+    Returns:
+        The holder's pid; 0 for one whose pid cannot be told; None when nobody holds it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        kind, pid = _query(descriptor)
+    finally:
+        os.close(descriptor)
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
+
+
 def _holder(descriptor: int) -> int | None:
-    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
+    kind, pid = _query(descriptor)
     return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+
+
+def _query(descriptor: int) -> tuple[int, int]:
+    """Ask the kernel what would keep us from locking a file: its kind and its holder."""
+    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return kind, pid
 
 
 def _open_or_make(path: Path) -> int:

@@ -10,7 +10,7 @@ Invariant: a start that does not return its stage has left no process of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -20,7 +20,6 @@ from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.initializer import run_init_async
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.readiness import StartFailed, until_ready
-from stagekeeper.agent.spawning import Spawner
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, StageId
@@ -37,13 +36,19 @@ class OperationStart:
     """Starts and cleans the stages of one agent's operations.
 
     Args:
+        spawn: starts a stage's process and holds it.
         rollback_budget_s: what a stage gets to end by itself that never was in service.
     """
 
     def __init__(
-        self, spawner: Spawner, stages: Stages, deaths: Deaths, *, rollback_budget_s: float
+        self,
+        spawn: Callable[[OperationPlan, StageStart], StageProcess],
+        stages: Stages,
+        deaths: Deaths,
+        *,
+        rollback_budget_s: float,
     ) -> None:
-        self._spawner = spawner
+        self._spawn = spawn
         self._stages = stages
         self._deaths = deaths
         self._rollback_budget_s = rollback_budget_s
@@ -98,7 +103,7 @@ class OperationStart:
         async with self._alone_on(start.device_ids):
             self._forget_failed(plan, start)
             try:
-                stage = self._spawner.spawn(plan, start)
+                stage = self._spawn(plan, start)
             except OSError:
                 await self._forget_unborn(plan, start)
                 raise

@@ -21,7 +21,8 @@ import structlog
 from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.durable_file import remove_durably, rename_durably, write_durably
 from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
-from stagekeeper.core.model import OperationRecord
+from stagekeeper.core.model import OperationRecord, ShardRecord
+from stagekeeper.core.states import OperationState
 
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +39,26 @@ class OperationFile(msgspec.Struct, frozen=True):
     def slots(self) -> Iterable[SlotKey]:
         for stage_id in self.stage_ids:
             yield SlotKey(self.record.deployment, self.record.replica_index, stage_id)
+
+
+def is_committed(shard: ShardRecord, file: OperationFile | None) -> bool:
+    """Return whether a recorded shard was put into service; the operation's file knows it first."""
+    return shard.committed or (file is not None and file.record.state is OperationState.COMMITTED)
+
+
+def file_from(shard: ShardRecord) -> OperationFile:
+    """Make up the file of an operation of which only a stage's record is left."""
+    return OperationFile(
+        OperationRecord(
+            shard.operation_id,
+            shard.deployment,
+            shard.replica_index,
+            shard.generation,
+            OperationState.INTERRUPTED,
+            reason="its agent died, and its file is gone",
+        ),
+        (shard.stage_id,),
+    )
 
 
 class _Slot(msgspec.Struct, frozen=True):
@@ -86,7 +107,7 @@ class OperationStore:
 
     def remove(self, operation_id: OperationId) -> None:
         """Forget an operation; its generation is kept."""
-        self._write_generations()
+        self.write_generations()
         remove_durably(self._path(operation_id))
 
     def highest_generation(self, slot: SlotKey) -> Generation | None:
@@ -97,12 +118,8 @@ class OperationStore:
         """Count a generation that a record or a stop shows; it is not written for that alone."""
         self._raise(slot, generation)
 
-    def _raise(self, slot: SlotKey, generation: Generation) -> None:
-        known = self._generations.get(slot)
-        if known is None or generation > known:
-            self._generations[slot] = generation
-
-    def _write_generations(self) -> None:
+    def write_generations(self) -> None:
+        """Put the generations of all slots on disk, unless they are there."""
         if len(self._generations) > KEPT_SLOTS:
             ascending = sorted(self._generations.items(), key=lambda entry: entry[1])
             self._generations = dict(ascending[-KEPT_SLOTS:])
@@ -111,6 +128,11 @@ class OperationStore:
         entries = [_Slot(slot, generation) for slot, generation in self._generations.items()]
         write_durably(self._directory.generations_file, msgspec.json.encode(entries))
         self._written = dict(self._generations)
+
+    def _raise(self, slot: SlotKey, generation: Generation) -> None:
+        known = self._generations.get(slot)
+        if known is None or generation > known:
+            self._generations[slot] = generation
 
     def _load_generations(self) -> dict[SlotKey, Generation]:
         path = self._directory.generations_file

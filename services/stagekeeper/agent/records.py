@@ -16,19 +16,21 @@ from typing import Final
 import msgspec
 import structlog
 
+from stagekeeper.agent.damaged import DamagedRecord, damaged_record
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_durably
-from stagekeeper.core.ids import InstanceId, SlotKey
+from stagekeeper.core.ids import DeploymentName, InstanceId, ReplicaIndex, SlotKey, StageId
 from stagekeeper.core.model import ShardRecord
 from stagekeeper.core.states import Phase
 from stagekeeper.runtime.launch import (
+    INSTANCE_ENV,
     LAUNCH_FILE,
     LOG_FILE,
     Launch,
     noted_phase,
     write_launch,
 )
-from stagekeeper.runtime.process import ProcessIdentity
+from stagekeeper.runtime.process import ProcessHandle, ProcessIdentity, environment_holds
 
 _log = structlog.get_logger(__name__)
 
@@ -77,10 +79,15 @@ class EndedInstance(msgspec.Struct, frozen=True):
 
 
 class RecordStore:
-    """The stage records of one agent, and the logs of the instances that have ended."""
+    """The stage records of one agent, and the logs of the instances that have ended.
+
+    Attributes:
+        damaged: what `load` could not read.
+    """
 
     def __init__(self, directory: AgentDirectory) -> None:
         self._directory = directory
+        self.damaged: list[DamagedRecord] = []
         self._live: dict[InstanceId, StageRecord] = {}
         self._ended: dict[InstanceId, EndedInstance] = {}
 
@@ -96,7 +103,10 @@ class RecordStore:
             ended = _read_ended(folder)
             if ended is not None and record is None:
                 self._ended[ended.instance_id] = ended
-            if record is None and ended is None and not (folder / DAMAGED_FILE).exists():
+            damaged = damaged_in(folder)
+            if damaged is not None:
+                self.damaged.append(damaged)
+            elif record is None and ended is None:
                 # Its agent died before the intent was written, so nothing was ever started.
                 shutil.rmtree(folder, ignore_errors=True)
         return list(self._live.values())
@@ -128,6 +138,25 @@ class RecordStore:
         self._ended[ended.instance_id] = ended
         Path(record.control_socket).unlink(missing_ok=True)
         self._prune(ended.slot)
+
+    def end_damaged(self, damaged: DamagedRecord) -> None:
+        """Forget a damaged record of which no process is left; its log is kept if it is a slot's.
+
+        Of a folder in which nothing can be read nothing is known, and it is left as it is.
+        """
+        launch = damaged.launch
+        if launch is None:
+            return
+        slot = SlotKey(
+            DeploymentName(launch.deployment),
+            ReplicaIndex(launch.replica_index),
+            StageId(launch.stage_id),
+        )
+        # Its generation is not known: the first to make room for another.
+        ended = EndedInstance(slot, damaged.instance_id, (0, "", 0, 0))
+        write_durably(damaged.path.with_name(ENDED_FILE), msgspec.json.encode(ended))
+        self._ended[ended.instance_id] = ended
+        self._prune(slot)
 
     def log_path(self, instance_id: InstanceId) -> Path:
         return self._directory.run_dir(instance_id) / LOG_FILE
@@ -169,15 +198,66 @@ def _ended_of(record: StageRecord) -> EndedInstance:
     )
 
 
-def _read_or_set_aside(folder: Path) -> StageRecord | None:
-    path = folder / RECORD_FILE
+class RecordDamaged(Exception):
+    """A record cannot be read; the message says what is wrong with it."""
+
+
+def read_record(path: Path) -> StageRecord | None:
+    """Read one record; None when there is none, or none any more.
+
+    Raises:
+        RecordDamaged: it is there and makes no sense.
+    """
     try:
         record = msgspec.json.decode(path.read_bytes(), type=StageRecord)
-        if record.instance_id != folder.name:
-            raise msgspec.ValidationError(f"it names instance {record.instance_id}")
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
+        raise RecordDamaged(str(error)) from error
+    if record.instance_id != path.parent.name:
+        raise RecordDamaged(f"it names instance {record.instance_id}")
+    return record
+
+
+def damaged_in(folder: Path) -> DamagedRecord | None:
+    """Return what is known of an instance whose record was damaged and is not settled yet."""
+    if (folder / ENDED_FILE).exists():
+        return None
+    path, aside = folder / RECORD_FILE, folder / DAMAGED_FILE
+    try:
+        if read_record(path) is not None or not aside.exists():
+            return None
+    except RecordDamaged as error:
+        return damaged_record(path, str(error))
+    try:
+        read_record(aside)
+    except RecordDamaged as error:
+        return damaged_record(aside, str(error))
+    return damaged_record(aside, "an agent could not read it, though it can be read now")
+
+
+def open_process(record: StageRecord, this_boot: str) -> ProcessHandle | None:
+    """Take hold of a recorded main process if it lives and is surely the one.
+
+    It is ours only if pid, start ticks, boot and instance id all say so.
+    """
+    if record.process is None or record.boot_id != this_boot:
+        return None
+    handle = ProcessHandle.open(record.process)
+    if handle is None:
+        return None
+    if environment_holds(handle.pid, INSTANCE_ENV, record.instance_id) is False:
+        _log.error("a pid of a record is another's now", pid=handle.pid, stage=str(record.shard))
+        handle.close()
+        return None
+    return handle
+
+
+def _read_or_set_aside(folder: Path) -> StageRecord | None:
+    path = folder / RECORD_FILE
+    try:
+        return read_record(path)
+    except RecordDamaged as error:
         rename_durably(path, folder / DAMAGED_FILE)
         _log.error(
             "a stage record is damaged and was set aside; a process of it is left alone",
@@ -185,7 +265,6 @@ def _read_or_set_aside(folder: Path) -> StageRecord | None:
             error=str(error),
         )
         return None
-    return record
 
 
 def _read_ended(folder: Path) -> EndedInstance | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.stages import Stages
@@ -31,6 +32,7 @@ class Rounds:
     def __init__(
         self,
         stages: Stages,
+        damaged: DamagedRecords,
         liveness: Liveness,
         oom: OomWitness,
         clock: Clock,
@@ -38,6 +40,7 @@ class Rounds:
         busy_after_s: float,
     ) -> None:
         self._stages = stages
+        self._damaged = damaged
         self._liveness = liveness
         self._oom = oom
         self._clock = clock
@@ -53,6 +56,7 @@ class Rounds:
     def _look(self) -> None:
         """Look at each stage's signs of life; at its memory less often, which costs more."""
         self._oom.look()
+        self._damaged.look()
         for stage in self._stages:
             self._liveness.look(stage)
         now = self._clock.monotonic()

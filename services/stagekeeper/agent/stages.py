@@ -129,6 +129,15 @@ class Stages:
         self.siblings.forget(stage)
         self._on_slice_change()
 
+    async def let_go(self) -> None:
+        """Let go of all processes, which go on; the tasks that watch them were stopped before."""
+        for stage in self:
+            if stage.handle is not None:
+                stage.handle.close()
+            if stage.link is not None:
+                await stage.link.close()
+                stage.link = None
+
     def _changed(self, stage: StageProcess, is_other_slice: bool) -> None:
         if not stage.holds_processes:
             self._ledger.free(booking_of(stage))

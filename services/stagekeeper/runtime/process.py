@@ -15,7 +15,8 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -86,11 +87,18 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 def environment_holds(pid: int, name: str, value: str) -> bool | None:
     """Return whether the process was started with this variable; None when that is not readable."""
+    environment = _environment(pid)
+    return None if environment is None else f"{name}={value}".encode() in environment
+
+
+def _environment(pid: int) -> list[bytes] | None:
+    """Return what a process was started with, as `NAME=VALUE`; None when that is not readable."""
     try:
         block = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return None
-    return f"{name}={value}".encode() in block.split(b"\0")
+    # Empty while it executes another program; that says nothing of what it was started with.
+    return block.split(b"\0") if block else None
 
 
 def find_members(name: str, value: str, *, session: int | None = None) -> list[ProcessIdentity]:
@@ -102,17 +110,45 @@ def find_members(name: str, value: str, *, session: int | None = None) -> list[P
             just now.
     """
     found = []
+    for stat in _living_others():
+        in_session = bool(session) and stat.session == session
+        if in_session or environment_holds(stat.identity.pid, name, value):
+            found.append(stat.identity)
+    return found
+
+
+def members_by(name: str) -> dict[str, list[ProcessIdentity]]:
+    """Find, with one look, the living processes that carry a variable in their environment.
+
+    Returns:
+        Its value → the processes with that value, the one that started first before the others.
+    """
+    prefix = f"{name}=".encode()
+    found: dict[str, list[ProcessIdentity]] = {}
+    for stat in sorted(_living_others(), key=lambda it: it.identity.start_ticks):
+        for variable in _environment(stat.identity.pid) or ():
+            if variable.startswith(prefix):
+                value = variable.removeprefix(prefix).decode(errors="replace")
+                found.setdefault(value, []).append(stat.identity)
+                break
+    return found
+
+
+def age_s(process: ProcessIdentity) -> float:
+    """Return how long ago a process started; the time that the host slept counts."""
+    started_s = process.start_ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+
+
+def _living_others() -> Iterator[ProcessStat]:
+    """Look at every living process of the host but this one."""
     own_pid = os.getpid()
     for entry in os.scandir(_PROC):
         if not entry.name.isdigit() or int(entry.name) == own_pid:
             continue
         stat = read_stat(int(entry.name))
-        if stat is None or stat.is_dead:
-            continue
-        in_session = bool(session) and stat.session == session
-        if in_session or environment_holds(stat.identity.pid, name, value):
-            found.append(stat.identity)
-    return found
+        if stat is not None and not stat.is_dead:
+            yield stat
 
 
 def resident_bytes(pid: int) -> int | None:
@@ -132,6 +168,14 @@ def resident_bytes(pid: int) -> int | None:
             child_stat = read_stat(child)
             pages += child_stat.resident_pages if child_stat is not None else 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def own_bytes(process: ProcessIdentity) -> int:
+    """Return the resident memory of one process without its descendants; 0 when it is gone."""
+    stat = read_stat(process.pid)
+    if stat is None or stat.is_dead or stat.identity != process:
+        return 0
+    return stat.resident_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _children(pid: int) -> list[int]:
