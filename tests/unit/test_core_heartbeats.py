@@ -8,6 +8,7 @@ import pytest
 
 from stagekeeper.core.commands import (
     HeartbeatVerdict,
+    LookForReign,
     SaveEpoch,
     SaveFailure,
 )
@@ -64,6 +65,7 @@ def test_a_reign_that_a_worker_has_seen_is_gone_above_and_others_register_anew()
     ours = Epoch(9, REIGN.supervisor_id)
     assert answer.epoch == world.registry.epoch == ours
     assert only(SaveEpoch, rest) == [SaveEpoch(ours)]
+    assert only(LookForReign, rest) == [LookForReign(above=REIGN)], "it may live"
     assert world.beat("w1").verdict is HeartbeatVerdict.REGISTER
     assert world.beat("w1").epoch == ours
     assert world.beat("w2").verdict is HeartbeatVerdict.OK

@@ -14,7 +14,7 @@ from stagekeeper.core.events import DeploymentRequested, WorkerRegistered
 from stagekeeper.core.ids import ChangeRevision, Epoch, WorkerId
 from stagekeeper.supervisor.deployment_messages import DeploymentMessages
 from stagekeeper.supervisor.engine import Engine
-from stagekeeper.supervisor.store import MemoryStore, StoreFailed
+from stagekeeper.supervisor.store import EpochLost, MemoryStore, StoreFailed
 from stagekeeper.supervisor.watchers import Watchers
 from stagekeeper.v1 import deployment_service_pb2
 from tests.fakes.virtual_clock import VirtualClock
@@ -26,11 +26,11 @@ class BookedStore(MemoryStore):
 
     def __init__(self, book: list[Any]) -> None:
         self.book = book
-        self.fails = False
+        self.error: StoreFailed | None = None
 
     def write(self, epoch: Epoch, writes: Sequence[Write]) -> None:
-        if self.fails:
-            raise StoreFailed("the disk is full")
+        if self.error is not None:
+            raise self.error
         self.book += writes
 
     def write_roster(self, epoch: Epoch, worker_ids: Iterable[WorkerId]) -> None:
@@ -42,7 +42,7 @@ class Office:
 
     def __init__(self, **world: Any) -> None:
         self.book: list[Any] = []
-        self.failed: list[StoreFailed] = []
+        self.failed: list[Exception] = []
         self.store = BookedStore(self.book)
         self.clock = VirtualClock()
         world_of = World(now=self.clock.monotonic(), **world)
@@ -72,7 +72,7 @@ def test_what_cannot_be_written_starts_nothing():
     office = Office()
     office.register()
     office.book.clear()
-    office.store.fails = True
+    office.store.error = StoreFailed("the disk is full")
 
     with pytest.raises(Refused) as caught:
         office.deploy()
@@ -80,6 +80,38 @@ def test_what_cannot_be_written_starts_nothing():
     assert caught.value.reason is Reason.DRAINING
     assert office.book == []
     assert len(office.failed) == 1, "and the supervisor ends"
+
+
+def test_reign_that_is_over_takes_in_writes_and_starts_nothing():
+    office = Office()
+    office.register()
+    office.book.clear()
+    office.engine._carry(WorkerRegistered(report("w1"), b"1"), [SaveRoster((WorkerId("w9"),))])
+
+    office.engine.step_down(RuntimeError("a higher reign lives"))
+
+    with pytest.raises(Refused, match="a higher reign lives") as caught:
+        office.deploy()
+    assert caught.value.reason is Reason.DRAINING
+    with pytest.raises(Refused):
+        office.register("w2")
+    office.engine.tick(0.0)
+    office.engine.end()
+    office.engine.step_down(RuntimeError("again"))
+    assert office.book == []
+    assert [str(why) for why in office.failed] == ["a higher reign lives"]
+    assert [it.worker_id for it in office.engine.registry.workers(0.0)] == ["w1"]
+
+
+def test_reign_that_lost_its_store_steps_down():
+    office = Office()
+    office.register()
+    office.store.error = EpochLost("another one took over")
+
+    with pytest.raises(Refused, match="steps down"):
+        office.deploy()
+
+    assert [type(why) for why in office.failed] == [EpochLost]
 
 
 def test_intent_and_roster_are_written_before_anything_starts():

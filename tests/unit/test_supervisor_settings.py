@@ -31,6 +31,18 @@ def test_address_beyond_loopback_needs_insecure():
     assert SupervisorSettings(endpoint="10.0.0.1:7070", insecure=True)
 
 
+def test_stable_endpoint_is_the_endpoint_unless_it_is_named():
+    assert SupervisorSettings(endpoint="127.0.0.1:1").stable == "127.0.0.1:1"
+    settings = SupervisorSettings(endpoint="127.0.0.1:1", stable_endpoint="127.0.0.1:2")
+    assert (settings.endpoint, settings.stable) == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:0", "supervisor.example:7070"])
+def test_stable_endpoint_that_nobody_could_or_should_dial_is_refused(address):
+    with pytest.raises(SettingsRefused, match=r"^stable_endpoint: "):
+        SupervisorSettings(stable_endpoint=address)
+
+
 def test_wildcard_needs_an_address_that_agents_can_be_told():
     with pytest.raises(SettingsRefused, match="--advertise"):
         SupervisorSettings(listen="0.0.0.0:0", insecure=True)

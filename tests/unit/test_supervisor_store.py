@@ -227,3 +227,39 @@ def test_only_the_newest_tombstones_are_kept_and_come_back_oldest_first(opened):
         ("a", Generation(FIRST, 2)),
         ("b", Generation(FIRST, 3)),
     ]
+
+
+ENDPOINT = "127.0.0.1:7070"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "may_pass"),
+    [
+        (ENDPOINT, ENDPOINT, True),
+        (ENDPOINT, "127.0.0.1:7071", False),
+        ("", ENDPOINT, False),
+        ("127.0.0.1:0", "127.0.0.1:0", False),
+    ],
+)
+def test_owner_of_a_state_directory_may_be_waited_for_if_it_has_the_same_endpoint(
+    tmp_path, theirs, ours, may_pass
+):
+    StateLock(tmp_path, ENDPOINT + "0" * 40).release()  # whose traces are longer
+    first = StateLock(tmp_path, theirs)
+    try:
+        with pytest.raises(StateDirTaken, match=theirs or "pid") as caught:
+            StateLock(tmp_path, ours)
+    finally:
+        first.release()
+    assert caught.value.may_pass is may_pass
+
+
+def test_owner_that_has_not_said_who_it_is_yet_may_be_waited_for(tmp_path):
+    first = StateLock(tmp_path, ENDPOINT)
+    (tmp_path / "supervisor.lock").write_text("")
+    try:
+        with pytest.raises(StateDirTaken, match="pid unknown") as caught:
+            StateLock(tmp_path, ENDPOINT)
+    finally:
+        first.release()
+    assert caught.value.may_pass
