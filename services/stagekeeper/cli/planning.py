@@ -22,7 +22,8 @@ _WHAT_TO_DO: Final[Mapping[str, str]] = {
     "DEPLOYMENT_EXISTS": "`stagekeeper delete {name}`, then plan again",
     "REPLICA_DRAINING": "plan again when it is gone",
     "SUPERVISOR_RECOVERING": "plan again when its workers are back (`stagekeeper status`)",
-    "ADMISSION_REFUSED": "free memory on a card (delete something), ask for less, or add a worker",
+    "ADMISSION_REFUSED": "free memory on a card (`stagekeeper delete NAME`), ask for less, or add "
+    "a worker",
 }
 """The reason that a creation would meet first → what to do."""
 
@@ -43,9 +44,15 @@ async def plan_shown(
     else:
         write_plan(plan_text(name, plan))
     if plan.refusals:
-        hint = _WHAT_TO_DO.get(plan.refusals[0].reason, "").format(name=name)
         said = f"{name!r} would be refused now, for {count(len(plan.refusals), 'reason')}"
-        raise CliError(ExitCode.FAILED, f"{said}: {hint}" if hint else said)
+        raise CliError(ExitCode.FAILED, f"{said}: {_what_to_do(name, plan)}")
     if plan.replicas and not as_json:
         print(f"\nto start just this: stagekeeper deploy {file} --plan-id {plan.plan_id}")
     return plan
+
+
+def _what_to_do(name: str, plan: PlanDeploymentResponse) -> str:
+    reason = plan.refusals[0].reason
+    if reason == "ADMISSION_REFUSED" and not plan.devices:
+        return "see why, above"  # no worker can take it: each has a reason of its own
+    return _WHAT_TO_DO.get(reason, "see why, above").format(name=name)

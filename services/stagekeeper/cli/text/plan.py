@@ -53,9 +53,12 @@ class PlanText:
 def plan_text(name: str, plan: pb2.PlanDeploymentResponse) -> PlanText:
     """Make the text of a plan."""
     tables = [_groups(plan), _replicas(plan)]
+    facts = [f"plan id: {plan.plan_id}"]
+    if plan.replicas:
+        facts.append(f"estimated time: {_estimate(plan)}")
     return PlanText(
         headline=f"{name}: {_verdict(plan)}",
-        facts=(f"plan id: {plan.plan_id}", f"estimated time: {_estimate(plan)}"),
+        facts=tuple(facts),
         tables=tuple(table for table in tables if table.rows),
         cards=tuple(_card(device) for device in plan.devices),
         refusals=_refusals(plan),
@@ -63,14 +66,13 @@ def plan_text(name: str, plan: pb2.PlanDeploymentResponse) -> PlanText:
 
 
 def _verdict(plan: pb2.PlanDeploymentResponse) -> str:
-    kept = _listed(plan.kept_replicas)
+    kept = f"{_listed(plan.kept_replicas)} would be left alone" if plan.kept_replicas else ""
     if plan.refusals:
         return f"it would be refused now, for {count(len(plan.refusals), 'reason')}"
     if not plan.replicas:
-        return f"nothing to do: {kept} left alone"
+        return f"nothing to do: {kept}"
     starting = _listed([replica.replica_index for replica in plan.replicas])
-    aside = f", {kept} left alone" if plan.kept_replicas else ""
-    return f"it fits: {starting} would start{aside}"
+    return f"it fits: {starting} would start" + (f", {kept}" if kept else "")
 
 
 def _listed(indexes: Sequence[int]) -> str:
@@ -111,7 +113,7 @@ def _replicas(plan: pb2.PlanDeploymentResponse) -> Table:
         )
         for replica in plan.replicas
     ]
-    rows += [(str(index), "as it is", "left alone") for index in plan.kept_replicas]
+    rows += [(str(index), "-", "left alone") for index in plan.kept_replicas]
     rows.sort(key=lambda row: int(row[0]))
     return Table(("REPLICA", "WORKER", "ITS CARDS"), as_rows(rows))
 
