@@ -182,3 +182,11 @@ class Gated(Stage):
         (self.gates / f"{phase}.reached").touch()
         while not (self.gates / f"{phase}.open").exists():
             time.sleep(0.01)
+
+
+class Watch(Echo):
+    """Also tells what time of day it believes it is."""
+
+    @endpoint(idempotent=True)
+    def wall_s(self) -> float:
+        return time.time()
