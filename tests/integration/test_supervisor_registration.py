@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from stagekeeper.core.limits import LONGEST_FAILURE_LINE, LONGEST_TRACEBACK, MOST_LOG_LINES
 from stagekeeper.v1 import (
     deployment_service_pb2,
     deployment_service_pb2_grpc,
@@ -278,11 +279,20 @@ async def test_failure_of_another_worker_is_refused(endpoint):
 
 async def test_failures_that_do_not_fit_one_message_are_left_out_oldest_first(endpoint):
     worker = HandWorker(endpoint)
-    await worker.register()
-    for number in range(3):
-        traceback = "x" * (12 << 20)
-        await worker.report(types_pb2.Failure(failure_id=f"f{number}", remote_traceback=traceback))
-    assert [it.failure_id for it in await list_failures(endpoint)] == ["f2", "f1"]
+    numbers = range(80)
+    for half in (numbers[:40], numbers[40:]):
+        del worker.slice.failures[:]
+        for number in half:
+            worker.slice.failures.add(
+                failure_id=f"f{number}",
+                remote_traceback="🦙" * LONGEST_TRACEBACK,
+                last_log_lines=["🦙" * LONGEST_FAILURE_LINE] * MOST_LOG_LINES,
+            )
+        worker.hold()
+        await worker.register()
+    listed = [it.failure_id for it in await list_failures(endpoint)]
+    assert listed == [f"f{number}" for number in reversed(numbers)][: len(listed)]
+    assert 70 < len(listed) < len(numbers)
 
 
 async def test_failures_in_a_registration_are_settled_and_kept(tmp_path):

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from stagekeeper.core.commands import ProbeAgent, PublishChange
+from stagekeeper.core.limits import LONGEST_REASON, MOST_NOTES
 from stagekeeper.core.registry import RegistrySettings
 from stagekeeper.core.states import ReplicaState, WorkerState
-from stagekeeper.core.workers import LONGEST_NOTE, MOST_NOTES
 from tests.plain import AgentProbed, SaveRoster
 from tests.worlds import World, only, shard, spec
 
@@ -240,5 +240,5 @@ def test_notes_of_a_worker_are_shown_and_cut_where_they_are_too_much() -> None:
 
     notes = world.worker().notes
     assert notes[0] == "short"
-    assert len(notes[1]) == LONGEST_NOTE
+    assert len(notes[1]) == LONGEST_REASON
     assert len(notes) == MOST_NOTES

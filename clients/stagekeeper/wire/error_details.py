@@ -25,6 +25,7 @@ Metadata = tuple[tuple[str, bytes], ...]
 
 _BUDGET_BYTES: Final = 7_400  # of the 8,192 that a default gRPC client accepts; the rest is headers
 _MESSAGE_BUDGET_BYTES: Final = 2_400
+_MOST_VIOLATIONS: Final = 256
 _CUT: Final = " …"
 
 
@@ -65,7 +66,8 @@ def pack(
     message = fit_message(message)
     budget = _BUDGET_BYTES - _percent_encoded_len(message)
     share = 4_000
-    listed = list(violations)
+    # More than so many never fit, and each try to fit them costs time.
+    listed = list(violations[:_MOST_VIOLATIONS])
     while True:
         status = _status(code, message, reason, metadata or {}, listed, retry_after_s, share)
         data = status.SerializeToString()
@@ -78,8 +80,14 @@ def pack(
 
 
 def fit_message(message: str) -> str:
-    """Cut a message to what a status can carry beside its details; mostly it is unchanged."""
-    if _percent_encoded_len(message) <= _MESSAGE_BUDGET_BYTES:
+    """Cut a message to what a status can carry beside its details; mostly it is unchanged.
+
+    What is no text in any encoding (half a surrogate pair, from a file's name for one) becomes "?".
+    """
+    if not message.isascii():
+        message = message.encode("utf-8", "replace").decode()
+    is_bounded = len(message) <= _MESSAGE_BUDGET_BYTES
+    if is_bounded and _percent_encoded_len(message) <= _MESSAGE_BUDGET_BYTES:
         return message
     room = _MESSAGE_BUDGET_BYTES - _percent_encoded_len(_CUT)
     for end, character in enumerate(message):
@@ -192,7 +200,7 @@ def _read(status: status_pb2.Status) -> WireError:
 
 
 def _keep_end(text: str, share: int) -> str:
-    data = text.encode("utf-8", "replace")
+    data = text[-share - 1 :].encode("utf-8", "replace")
     if len(data) <= share:
         return text if text.isascii() else data.decode()
     return "… " + data[-share:].decode("utf-8", "ignore")

@@ -1,13 +1,14 @@
 """`AgentService`: what the supervisor, and people who look, ask of this agent.
 
-Servicers convert, call and convert; what is decided is decided elsewhere. Commands carry a header
-that is checked first; reads have none.
+Servicers convert, check, call and convert; what is decided is decided elsewhere. Commands carry a
+header that is checked first, then all their fields at once; reads have none. Invariant: a command
+that is refused has changed nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
 from stagekeeper.agent.authority import Authority
@@ -17,9 +18,16 @@ from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
+from stagekeeper.core.command_check import (
+    cancel_problems,
+    plan_problems,
+    slot_problems,
+    stop_problems,
+)
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.ids import (
     DeploymentName,
+    Epoch,
     InstanceId,
     OperationId,
     ReplicaIndex,
@@ -27,7 +35,9 @@ from stagekeeper.core.ids import (
     StageId,
     WorkerId,
 )
+from stagekeeper.core.limits import MOST_LINES_READ
 from stagekeeper.core.model import Device, OperationPlan, OperationRecord, ShardRecord
+from stagekeeper.core.names import cut
 from stagekeeper.runtime.convert import (
     device_to_proto,
     epoch_from_proto,
@@ -47,7 +57,9 @@ from stagekeeper.v1.agent_service_pb2_grpc import AgentServiceServicer
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 _DEFAULT_LINES: Final = 100
-_MOST_LINES: Final = 10_000
+_STEPS: Final = frozenset(
+    {pb.OPERATION_STEP_RESERVE, pb.OPERATION_STEP_START, pb.OPERATION_STEP_COMMIT}
+)
 
 
 class AgentService(AgentServiceServicer):
@@ -84,10 +96,14 @@ class AgentService(AgentServiceServicer):
     async def InitStage(
         self, request: pb.InitStageRequest, context: Context
     ) -> AsyncIterator[pb.InitStageResponse]:
-        self._check(request.header)
+        reign = self._check(request.header)
         if self._authority.is_draining:
             raise Refused(Reason.DRAINING, "this agent ends and starts nothing new")
         plan = plan_from_proto(request, self._worker_id)
+        problems = [*_step_problems(request.step), *plan_problems(plan, reign)]
+        if request.step == pb.OPERATION_STEP_RESERVE:
+            problems += self._operations.problems(plan)
+        _refuse(problems, "the operation")
         committed = self._operations.committed_record(plan.operation_id)
         if committed is not None:
             yield _outcome(committed)
@@ -104,7 +120,9 @@ class AgentService(AgentServiceServicer):
         self, request: pb.CancelOperationRequest, context: Context
     ) -> pb.CancelOperationResponse:
         self._check(request.header)
-        record = await self._operations.cancel(OperationId(request.operation_id), request.reason)
+        operation_id = OperationId(request.operation_id)
+        _refuse(cancel_problems(operation_id), "the cancellation")
+        record = await self._operations.cancel(operation_id, cut(request.reason))
         return pb.CancelOperationResponse(
             operation=None if record is None else operation_to_proto(record)
         )
@@ -113,15 +131,13 @@ class AgentService(AgentServiceServicer):
     async def StopStage(
         self, request: pb.StopStageRequest, context: Context
     ) -> pb.StopStageResponse:
-        self._check(request.header)
-        if not request.HasField("up_to_generation"):
-            raise bad_fields([FieldProblem("up_to_generation", "is missing")])
-        outcome = await self._stopping.stop_slot(
-            _slot(request),
-            generation_from_proto(request.up_to_generation),
-            max(0.0, request.budget_s) if request.HasField("budget_s") else None,
-            request.reason,
-        )
+        reign, has = self._check(request.header), request.HasField
+        slot = _slot(request)
+        budget_s = request.budget_s if has("budget_s") else None
+        has_ceiling = has("up_to_generation")
+        up_to = generation_from_proto(request.up_to_generation)
+        _refuse(stop_problems(slot, up_to if has_ceiling else None, budget_s, reign), "the stop")
+        outcome = await self._stopping.stop_slot(slot, up_to, budget_s, cut(request.reason))
         return pb.StopStageResponse(stopped_count=outcome.stopped_count, killed=outcome.killed)
 
     @answers_refusals
@@ -155,9 +171,10 @@ class AgentService(AgentServiceServicer):
     async def ReadStageLog(
         self, request: pb.ReadStageLogRequest, context: Context
     ) -> AsyncIterator[pb.ReadStageLogResponse]:
+        _refuse(slot_problems(_slot(request)))
         instance_id = self._instance_with_log(request)
         path = self._records.log_path(instance_id)
-        count = min(request.last_lines or _DEFAULT_LINES, _MOST_LINES)
+        count = min(request.last_lines or _DEFAULT_LINES, MOST_LINES_READ)
 
         def is_over() -> bool:
             live = {stage.instance_id for stage in self._stages if stage.holds_processes}
@@ -172,12 +189,13 @@ class AgentService(AgentServiceServicer):
             return self._operations.reserve(plan)
         if step == pb.OPERATION_STEP_START:
             return self._operations.start(plan)
-        if step == pb.OPERATION_STEP_COMMIT:
-            return await self._operations.commit(plan)
-        raise bad_fields([FieldProblem("step", f"{step} is no step of an operation")])
+        return await self._operations.commit(plan)
 
-    def _check(self, header: pb.CommandHeader) -> None:
-        self._authority.check(header.cluster, epoch_from_proto(header.epoch), header.incarnation)
+    def _check(self, header: pb.CommandHeader) -> Epoch:
+        """Refuse what is not for this agent now; return the reign that commands."""
+        epoch = epoch_from_proto(header.epoch)
+        self._authority.check(header.cluster, epoch, header.incarnation)
+        return epoch
 
     def _instance_with_log(self, request: pb.ReadStageLogRequest) -> InstanceId:
         instances = self._records.instances_of(_slot(request))
@@ -190,6 +208,16 @@ class AgentService(AgentServiceServicer):
             f"{request.deployment} replica {request.replica_index} stage {request.stage_id}: "
             f"worker {self._worker_id} has {what}",
         )
+
+
+def _step_problems(step: int) -> Iterable[FieldProblem]:
+    if step not in _STEPS:
+        yield FieldProblem("step", f"{step} is no step of an operation")
+
+
+def _refuse(problems: Sequence[FieldProblem], what: str = "the request") -> None:
+    if problems:
+        raise bad_fields(problems, what)
 
 
 def _slot(request: pb.StopStageRequest | pb.ReadStageLogRequest) -> SlotKey:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import structlog
 
 from stagekeeper.agent.ending import kill_processes, stream_end
-from stagekeeper.agent.failures import LOG_LINES, FailureSpool, make_failure
+from stagekeeper.agent.failures import FailureSpool, make_failure
 from stagekeeper.agent.log_tail import last_lines
 from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import WorkerId
+from stagekeeper.core.limits import MOST_LOG_LINES
 from stagekeeper.core.model import ExitInfo, Failure
 from stagekeeper.core.states import ShardState
 from stagekeeper.runtime import crash_points
@@ -131,7 +132,7 @@ class Deaths:
             detected_by=seen_by,
             detect_time=self._clock.wall(),
             exit_info=exit_info,
-            last_log_lines=last_lines(self._records.log_path(stage.instance_id), LOG_LINES),
+            last_log_lines=last_lines(self._records.log_path(stage.instance_id), MOST_LOG_LINES),
             remote_traceback=stage.raised.traceback if stage.raised else "",
         )
         self._spool.add(failure)

@@ -9,6 +9,7 @@ Invariant: a socket's path fits into what the kernel takes for one.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -24,9 +25,24 @@ SOCKET_NAME_LENGTH: Final = 12
 _AGENTS: Final = "agents"
 
 
+_LONGEST_FILE_NAME: Final = 240
+"""In bytes. File systems take 255, and files have endings."""
+
+
 def file_name(identity: str) -> str:
-    """Make a file name of any identity; different ones make different names."""
-    return quote(identity, safe="").replace(".", "%2E")
+    """Make a file name of any identity; different ones make different names.
+
+    Quoting makes up to twelve bytes of a character: where that is too long, only what may not stand
+    in a file name is quoted; and where that is as well, the end becomes a digest of the whole.
+    """
+    quoted = quote(identity, safe="").replace(".", "%2E")
+    if len(quoted) <= _LONGEST_FILE_NAME:
+        return quoted
+    sparing = "".join(quote(it, safe="") if it in "%/\0" else it for it in identity)
+    sparing = sparing.replace(".", "%2E")
+    if len(sparing.encode()) <= _LONGEST_FILE_NAME:
+        return sparing
+    return f"{quoted[:100]}.{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
 
 
 class AgentDirectory:

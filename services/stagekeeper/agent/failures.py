@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
@@ -17,11 +16,16 @@ import structlog
 from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.durable_file import remove_durably, rename_durably, write_durably
 from stagekeeper.core.ids import FailureId, InstanceId, WorkerId
+from stagekeeper.core.limits import (
+    LONGEST_FAILURE_LINE,
+    LONGEST_MESSAGE,
+    LONGEST_TRACEBACK,
+    MOST_LOG_LINES,
+)
 from stagekeeper.core.model import ExitInfo, Failure, FailureOrigin, ShardRecord
+from stagekeeper.core.names import cut
 
 _log = structlog.get_logger(__name__)
-
-LOG_LINES: Final = 20
 
 
 def failure_id_of(instance_id: InstanceId, kind: str) -> FailureId:
@@ -41,7 +45,10 @@ def make_failure(
     last_log_lines: Iterable[str] = (),
     remote_traceback: str = "",
 ) -> Failure:
-    """Make the failure of a shard's process; `shard` is as it was before it failed."""
+    """Make the failure of a shard's process; `shard` is as it was before it failed.
+
+    Texts are cut to what a supervisor takes: one that it refused would never be settled.
+    """
     return Failure(
         failure_id=failure_id_of(shard.instance_id, kind),
         kind=kind,
@@ -57,12 +64,14 @@ def make_failure(
             phase=shard.phase,
             pid=shard.pid,
         ),
-        message=message,
+        message=cut(message, LONGEST_MESSAGE),
         exit=exit_info,
         detected_by=detected_by,
         detect_time=detect_time,
-        last_log_lines=tuple(last_log_lines)[-LOG_LINES:],
-        remote_traceback=remote_traceback,
+        last_log_lines=tuple(
+            [cut(line, LONGEST_FAILURE_LINE) for line in last_log_lines][-MOST_LOG_LINES:]
+        ),
+        remote_traceback=remote_traceback[-LONGEST_TRACEBACK:],
         path=((f"stage {shard.stage_name}", "passed on"),),
     )
 

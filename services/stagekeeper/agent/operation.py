@@ -14,7 +14,9 @@ from typing import Any, Final
 from stagekeeper.agent.operation_store import OperationFile, OperationStore
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import OperationId, StageId
+from stagekeeper.core.limits import LONGEST_MESSAGE
 from stagekeeper.core.model import OperationPlan, OperationRecord, RollbackRecord, ShardRecord
+from stagekeeper.core.names import cut
 from stagekeeper.core.states import OPERATION_MOVES, OperationState, check_move
 
 _MOVING: Final = frozenset(
@@ -80,13 +82,19 @@ class Operation:
         """Put it on disk as it is."""
         self._store.write(OperationFile(self.record, self.stage_ids))
 
-    def move(self, state: OperationState, **changes: Any) -> None:
+    def move(self, state: OperationState, *, reason: str | None = None, **changes: Any) -> None:
         """Enter a state, on disk first.
+
+        Args:
+            reason: cut to what a supervisor takes; None leaves the one that it has.
+            changes: further fields of the record.
 
         Raises:
             IllegalMove: the table does not have it.
         """
         check_move(OPERATION_MOVES, self.state, state, str(self))
+        if reason is not None:
+            changes["reason"] = cut(reason, LONGEST_MESSAGE)
         self.record = replace(self.record, state=state, **changes)
         self.write()
         self._on_change()

@@ -24,6 +24,7 @@ from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, StageId
 from stagekeeper.core.model import OperationPlan, RollbackRecord, StageStart
+from stagekeeper.core.names import cut
 from stagekeeper.runtime import crash_points
 
 _log = structlog.get_logger(__name__)
@@ -82,7 +83,7 @@ class OperationStart:
             reason = operation.record.reason
             await self._stages.take_down(stage, self._rollback_budget_s, reason)
         except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"
+            error = cut(f"{type(raised).__name__}: {raised}")
             _log.error("a stage's clean-up failed", stage=str(stage), exc_info=raised)
         operation.rollback.append(
             RollbackRecord(stage.shard.stage_id, not error, error, loop.time() - began)

@@ -100,6 +100,10 @@ class Operations:
 
     # --- steps
 
+    def problems(self, plan: OperationPlan) -> Iterator[FieldProblem]:
+        """Yield what of a plan can never be reserved here."""
+        return self._admission.problems(plan)
+
     def reserve(self, plan: OperationPlan) -> Operation:
         """Check everything and set the memory aside, all or nothing. A repeat joins.
 
@@ -116,7 +120,7 @@ class Operations:
                 Reason.STALE_GENERATION,
                 f"operation {plan.operation_id} was cancelled before it came: start another one",
             )
-        self._admission.check_plan(plan)
+        self._admission.check_slots(plan)
         others = self._replaced_by(plan)
         self._admission.check_memory(plan, without={it.operation_id for it in others})
         self._take_the_place_of(others, plan)

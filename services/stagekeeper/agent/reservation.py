@@ -1,22 +1,20 @@
-"""Whether a plan may be reserved here: what it says, what its slots have seen, what is free.
+"""Whether a plan may be reserved here: what it starts, what its slots have seen, what is free.
 
-Decided here: the refusals of RESERVE, each with what to do. Nothing is changed by asking.
+Decided here: the refusals of RESERVE, each with what to do. Not decided here: what is wrong in a
+plan itself (`core.command_check`). Nothing is changed by asking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final
 
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.stages import Stages
-from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.core.ids import OperationId, SlotKey
 from stagekeeper.core.model import OperationPlan, StageStart
-
-LONGEST_ID: Final = 128
 
 
 def slots_of(plan: OperationPlan) -> Iterator[tuple[StageStart, SlotKey]]:
@@ -35,15 +33,18 @@ class Admission:
         self._ledger = ledger
         self._entrypoints = entrypoints
 
-    def check_plan(self, plan: OperationPlan) -> None:
-        """Refuse what cannot be started here, whatever is free.
+    def problems(self, plan: OperationPlan) -> Iterator[FieldProblem]:
+        """Yield what of a sound plan is wrong on this agent alone, whatever is free."""
+        for index, start in enumerate(plan.stages):
+            for problem in self._entrypoints.problems(start.spec.entrypoint):
+                yield FieldProblem(f"stages[{index}].spec.entrypoint", problem)
+
+    def check_slots(self, plan: OperationPlan) -> None:
+        """Refuse what is behind what its slots have seen, or in the way of what is in them.
 
         Raises:
-            Refused: BAD_FIELD, STALE_GENERATION, REPLICA_DRAINING.
+            Refused: STALE_GENERATION, REPLICA_DRAINING.
         """
-        problems = [*_plan_problems(plan), *self._stage_problems(plan)]
-        if problems:
-            raise bad_fields(problems, f"operation {plan.operation_id}")
         self._check_generations(plan)
         self._check_slots_are_free(plan)
 
@@ -54,21 +55,6 @@ class Admission:
             Refused: UNKNOWN_DEVICE, ADMISSION_REFUSED, BAD_FIELD.
         """
         self._ledger.admit(plan.stages, without=without)
-
-    def _stage_problems(self, plan: OperationPlan) -> Iterator[FieldProblem]:
-        for index, start in enumerate(plan.stages):
-            path = f"stages[{index}]"
-            if not start.spec.name:
-                yield FieldProblem(f"{path}.spec.name", "is missing")
-            for problem in self._entrypoints.problems(start.spec.entrypoint):
-                yield FieldProblem(f"{path}.spec.entrypoint", problem)
-            if len(start.device_ids) != len(start.spec.devices):
-                count = len(start.spec.devices)
-                yield FieldProblem(
-                    f"{path}.device_ids", f"has {len(start.device_ids)} devices for {count} cards"
-                )
-            if (start.shard_index, start.shard_count) != (0, 1):
-                yield FieldProblem(f"{path}.shard_count", "above 1 is not built yet")
 
     def _check_generations(self, plan: OperationPlan) -> None:
         for start, slot in slots_of(plan):
@@ -90,17 +76,3 @@ class Admission:
                         f"{stage} of generation {stage.shard.generation} is {stage.state} and "
                         "still has processes: stop it first",
                     )
-
-
-def _plan_problems(plan: OperationPlan) -> Iterator[FieldProblem]:
-    if not 1 <= len(plan.operation_id) <= LONGEST_ID:
-        yield FieldProblem("operation_id", f"is not 1 to {LONGEST_ID} characters")
-    if not plan.deployment:
-        yield FieldProblem("deployment", "is missing")
-    if plan.generation.n == 0:
-        yield FieldProblem("generation", "is missing")
-    stage_ids = [start.stage_id for start in plan.stages]
-    if not stage_ids:
-        yield FieldProblem("stages", "are missing")
-    elif stage_ids != sorted(set(stage_ids)):
-        yield FieldProblem("stages", "are not ascending by stage_id, each once")

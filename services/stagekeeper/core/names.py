@@ -1,14 +1,17 @@
-"""What a name may be: of deployments, stages and workers.
+"""What a name may be: of deployments, stages and workers; and how texts are quoted and cut.
 
-Decided here: the one rule that specs and reports share. Names are compared exactly and never
-parsed, so `llama-2`, `a-rep1` and names in any script are just names.
+Decided here: the one rule that specs, reports and commands share. Names are compared exactly and
+never parsed, so `llama-2`, `a-rep1` and names in any script are just names.
+
+Invariant: what is said about a text quotes a bounded part of it, however long it is.
 """
 
 from __future__ import annotations
 
 import unicodedata
 
-LONGEST_NAME = 63
+from stagekeeper.core.limits import LONGEST_NAME, LONGEST_REASON
+
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
@@ -27,5 +30,15 @@ def text_problem(text: str) -> str:
         return ""
     for character in text:
         if unicodedata.category(character) in _UNPRINTABLE:
-            return f"{text!r} contains the control character {character!r}"
+            return f"{shown(text)} contains the control character {character!r}"
     return ""
+
+
+def shown(text: str) -> str:
+    """Quote a text that may be of any length."""
+    return repr(text) if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]!r}…"
+
+
+def cut(text: str, longest: int = LONGEST_REASON) -> str:
+    """Keep the beginning of a sentence for people."""
+    return text if len(text) <= longest else text[: longest - 2] + " …"

@@ -22,10 +22,11 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.model import DeploymentSpec, Device
+from stagekeeper.core.names import cut
 from stagekeeper.core.placement import Account, Card, Offer
 from stagekeeper.core.planner import Holding
 from stagekeeper.core.states import ShardState, WorkerState
-from stagekeeper.core.workers import LONGEST_NOTE, Worker
+from stagekeeper.core.workers import Worker
 
 HOLDING_NOTHING = frozenset({ShardState.STOPPED, ShardState.FAILED})
 """States in which no process exists, so no memory is held."""
@@ -65,7 +66,7 @@ def _unfitness(cluster: Cluster, worker: Worker, spec: DeploymentSpec) -> tuple[
         where = worker.report.agent_address
         return Reason.AGENT_UNREACHABLE, f"is AGENT_UNREACHABLE at {where}"
     if worker.report.inventory_unknown:
-        why = worker.report.inventory_reason[:LONGEST_NOTE]
+        why = cut(worker.report.inventory_reason)
         return refused, f"could not read its devices{why and f': {why}'}"
     return None
 

@@ -17,13 +17,14 @@ from stagekeeper.core.commands import (
     ProbeAgent,
     RegistrationAccepted,
 )
-from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.errors import Reason, Refused, bad_fields
 from stagekeeper.core.events import (
     AgentProbed,
     FailureReported,
     HeartbeatReceived,
     WorkerRegistered,
 )
+from stagekeeper.core.failure_check import failure_problems
 from stagekeeper.core.ids import NO_EPOCH, OperationId
 from stagekeeper.core.model import WorkerReport
 from stagekeeper.core.operations import Operation, interruption_note
@@ -31,7 +32,6 @@ from stagekeeper.core.report_check import (
     CheckedReport,
     check_entries,
     check_slice,
-    failure_problem,
 )
 from stagekeeper.core.states import OperationState
 from stagekeeper.core.workers import Worker
@@ -50,8 +50,8 @@ def worker_registered(
     """
     report = event.report
     newest = cluster.operations.newest_generation(cluster.epoch)
-    check_slice(report, event.digest, newest)
     old = cluster.workers.get(report.worker_id)
+    check_slice(report, event.digest, newest, known=old.incarnation if old is not None else 0)
     if old is not None:
         _check_authority(cluster, old, report, now)
         if report.incarnation == old.incarnation and report.revision < old.report.revision:
@@ -229,8 +229,8 @@ def failure_reported(cluster: Cluster, event: FailureReported, now: float) -> Fa
     Raises:
         Refused: BAD_FIELD, WORKER_UNKNOWN, STALE_INCARNATION.
     """
-    if problem := failure_problem(event.failure):
-        raise bad_fields([FieldProblem("failure.failure_id", problem)], "the failure")
+    if problems := failure_problems(event.failure, "failure"):
+        raise bad_fields(problems, "the failure")
     worker = cluster.workers.get(event.worker_id)
     if worker is None or event.incarnation > worker.incarnation:
         raise Refused(

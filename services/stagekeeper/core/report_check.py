@@ -12,7 +12,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagekeeper.core.errors import FieldProblem, Reason, bad_fields
+from stagekeeper.core.failure_check import failure_problems
+from stagekeeper.core.field_check import (
+    ages_problem,
+    count_problem,
+    id_problem,
+    length_problem,
+    named,
+    range_problem,
+    seconds_problem,
+)
 from stagekeeper.core.ids import DeviceId, FailureId, Generation, InstanceId, OperationId
+from stagekeeper.core.limits import (
+    LARGEST_BYTES,
+    LARGEST_MINTED,
+    LARGEST_NUMBER,
+    LONGEST_DIGEST_BYTES,
+    LONGEST_ID,
+    LONGEST_MESSAGE,
+    LONGEST_TEXT,
+    MOST_FAILURES,
+    MOST_OPERATIONS,
+    MOST_REPORTED_REPLICAS,
+    MOST_REPORTED_STAGES,
+    MOST_SHARDS,
+    MOST_SHARDS_OF_STAGE,
+    MOST_WORKER_DEVICES,
+)
 from stagekeeper.core.model import (
     Device,
     Failure,
@@ -21,27 +47,8 @@ from stagekeeper.core.model import (
     ShardRecord,
     WorkerReport,
 )
-from stagekeeper.core.names import name_problem, text_problem
+from stagekeeper.core.names import name_problem, shown, text_problem
 from stagekeeper.core.states import LIVE_SHARD_STATES, ShardState
-
-LARGEST_NUMBER = 2**63 - 1
-"""What a store can hold."""
-
-LARGEST_MINTED = 2**62
-"""No reign or generation is believed above it and above what this reign has minted itself: one at
-the end of what can be stored could never be followed by another."""
-
-MOST_SHARDS = 20_000
-"""One slice of so many is taken in about a second and costs the supervisor less than 64 MiB."""
-
-MOST_OPERATIONS = 10_000
-MOST_FAILURES = 10_000
-MOST_DEVICES = 1_000
-MOST_STAGES = 1_000
-MOST_SHARDS_OF_STAGE = 1_000
-MOST_REPLICAS = 100_000
-LONGEST_ID = 255
-LONGEST_DIGEST = 64
 
 _ShardKey = tuple[str, int, int, int]
 
@@ -61,43 +68,55 @@ class CheckedReport:
     left_out: tuple[str, ...] = ()
 
 
-def check_slice(report: WorkerReport, digest: bytes, newest: Generation) -> None:
+def check_slice(report: WorkerReport, digest: bytes, newest: Generation, *, known: int = 0) -> None:
     """Check what the slice says of the worker itself, and how much of everything it holds.
 
     Args:
         report: the slice.
         digest: as its heartbeats will carry it.
         newest: the newest generation of this reign.
+        known: the incarnation that is known of the worker.
 
     Raises:
         Refused: BAD_FIELD, naming every wrong field at once.
     """
-    problems: list[FieldProblem] = []
-
-    def check(path: str, problem: str) -> None:
-        if problem:
-            problems.append(FieldProblem(path, problem))
-
-    check("worker_id", name_problem(report.worker_id))
-    check("host_id", _id_problem(report.host_id))
-    check("agent_address", _address_problem(report.agent_address))
-    check("hostname", "" if len(report.hostname) <= LONGEST_ID else "is too long")
-    check("incarnation", _number_problem(report.incarnation, lowest=1))
-    check("revision", _number_problem(report.revision, lowest=0))
     epoch = report.highest_epoch
-    highest = max(LARGEST_MINTED, newest.epoch.number)
-    check("highest_epoch.number", _number_problem(epoch.number, lowest=0, highest=highest))
-    check("highest_epoch.supervisor_id", _too_long(epoch.supervisor_id))
-    check("digest", "" if len(digest) <= LONGEST_DIGEST else f"is above {LONGEST_DIGEST} bytes")
-    for path, count, most in (
-        ("replica_states", len(report.shards), MOST_SHARDS),
-        ("operations", len(report.operations), MOST_OPERATIONS),
-        ("failures", len(report.failures), MOST_FAILURES),
-        ("devices", len(report.devices), MOST_DEVICES),
-    ):
-        check(path, "" if count <= most else f"has {count} entries, at most {most} are taken")
+    highest_reign = max(LARGEST_MINTED, newest.epoch.number)
+    found = [
+        ("worker_id", name_problem(report.worker_id)),
+        ("host_id", id_problem(report.host_id)),
+        ("agent_address", _address_problem(report.agent_address)),
+        ("hostname", length_problem(report.hostname) or text_problem(report.hostname)),
+        ("incarnation", range_problem(report.incarnation, 1, max(LARGEST_MINTED, known + 1))),
+        ("revision", range_problem(report.revision, 0, LARGEST_NUMBER)),
+        ("highest_epoch.number", range_problem(epoch.number, 0, highest_reign)),
+        ("highest_epoch.supervisor_id", length_problem(epoch.supervisor_id)),
+        ("digest", _digest_problem(digest)),
+    ]
+    problems = [
+        *named(found),
+        *count_problems(
+            shards=len(report.shards),
+            operations=len(report.operations),
+            failures=len(report.failures),
+            devices=len(report.devices),
+        ),
+    ]
     if problems:
         raise bad_fields(problems, "the registration")
+
+
+def count_problems(
+    *, shards: int, operations: int, failures: int, devices: int
+) -> list[FieldProblem]:
+    """Say what a report has too much of: worth knowing before so much is converted."""
+    found = [
+        ("replica_states", count_problem(shards, MOST_SHARDS)),
+        ("operations", count_problem(operations, MOST_OPERATIONS)),
+        ("failures", count_problem(failures, MOST_FAILURES)),
+        ("devices", count_problem(devices, MOST_WORKER_DEVICES)),
+    ]
+    return list(named(found))
 
 
 def check_entries(report: WorkerReport, newest: Generation) -> CheckedReport:
@@ -123,9 +142,9 @@ def check_entries(report: WorkerReport, newest: Generation) -> CheckedReport:
             operations[operation.operation_id] = operation
     failures: dict[FailureId, Failure] = {}
     for index, failure in enumerate(report.failures):
-        problem = failure_problem(failure)
-        if problem:
-            left_out.append(f"failures[{index}] was left out: {problem}")
+        problems = failure_problems(failure)
+        if problems:
+            left_out.append(f"failures[{index}] was left out: {problems[0]}")
         else:
             failures.setdefault(failure.failure_id, failure)
     return CheckedReport(
@@ -136,11 +155,6 @@ def check_entries(report: WorkerReport, newest: Generation) -> CheckedReport:
         refused=refused,
         left_out=tuple(left_out),
     )
-
-
-def failure_problem(failure: Failure) -> str:
-    """Say what is wrong with a failure; empty when it is sound."""
-    return _id_problem(failure.failure_id)
 
 
 def _sound_shards(
@@ -160,7 +174,10 @@ def _sound_shards(
             known = generations[key] = {records[first[key]].generation: first[key]}
         if problem is None and known is not None and record.generation in known:
             other = records[known[record.generation]]
-            problem = Reason.BAD_FIELD, f"is there twice, also as instance {other.instance_id!r}"
+            problem = (
+                Reason.BAD_FIELD,
+                f"is there twice, also as instance {shown(other.instance_id)}",
+            )
         if problem is None and record.instance_id and record.instance_id in instances:
             other = records[instances[record.instance_id]]
             problem = Reason.BAD_FIELD, f"instance_id: is that of {_shard_label(other)} too"
@@ -180,21 +197,22 @@ def _sound_shards(
 
 def _shard_label(record: ShardRecord) -> str:
     place = f"replica {record.replica_index} stage {record.stage_id} shard {record.shard_index}"
-    return f"{record.deployment!r} {place}"
+    return f"{shown(record.deployment)} {place}"
 
 
 def _shard_problem(record: ShardRecord, newest: Generation) -> tuple[Reason, str] | None:
     """Say what is wrong with one shard in itself."""
     if not (
-        0 <= record.stage_id < record.stage_count <= MOST_STAGES
+        0 <= record.stage_id < record.stage_count <= MOST_REPORTED_STAGES
         and 0 <= record.shard_index < record.shard_count <= MOST_SHARDS_OF_STAGE
-        and 0 <= record.replica_index < MOST_REPLICAS
+        and 0 <= record.replica_index < MOST_REPORTED_REPLICAS
     ):
         return Reason.SHARD_OUT_OF_RANGE, (
-            f"is out of range: replica_index {record.replica_index} of at most {MOST_REPLICAS}, "
-            f"stage_id {record.stage_id} of stage_count {record.stage_count} (at most "
-            f"{MOST_STAGES}), shard_index {record.shard_index} of shard_count "
-            f"{record.shard_count} (at most {MOST_SHARDS_OF_STAGE})"
+            f"is out of range: replica_index {record.replica_index} of at most "
+            f"{MOST_REPORTED_REPLICAS}, stage_id {record.stage_id} of stage_count "
+            f"{record.stage_count} (at most {MOST_REPORTED_STAGES}), shard_index "
+            f"{record.shard_index} of shard_count {record.shard_count} (at most "
+            f"{MOST_SHARDS_OF_STAGE})"
         )
     if problem := name_problem(record.deployment):
         return Reason.BAD_FIELD, f"deployment: {problem}"
@@ -207,61 +225,98 @@ def _shard_problem(record: ShardRecord, newest: Generation) -> tuple[Reason, str
     if not record.instance_id and record.state in LIVE_SHARD_STATES:
         return Reason.BAD_FIELD, f"instance_id: is empty, and the shard is {record.state}"
     for claim in record.devices:
-        if not 0 <= claim.reserved_bytes <= LARGEST_NUMBER:
+        if not 0 <= claim.reserved_bytes <= LARGEST_BYTES:
             return Reason.BAD_FIELD, f"devices: cannot hold {claim.reserved_bytes} bytes"
-    if max(len(record.instance_id), len(record.operation_id)) > LONGEST_ID:
-        return Reason.BAD_FIELD, f"has an id of more than {LONGEST_ID} characters"
+        if claim.used_bytes is not None and claim.used_bytes > LARGEST_BYTES:
+            return Reason.BAD_FIELD, f"devices: cannot use {claim.used_bytes} bytes"
+    ids = f"{record.instance_id}{record.operation_id}{record.failure_id}"
+    # Nearly all are short and plain, and this is said of every shard of every registration.
+    if (len(ids) > LONGEST_ID or not (ids.isascii() and ids.isprintable())) and (
+        problem := _ids_problem(record)
+    ):
+        return Reason.BAD_FIELD, problem
+    if record.spec_revision > LARGEST_MINTED:
+        return Reason.BAD_FIELD, f"spec_revision: {record.spec_revision} is above any"
+    if record.restart_ages_s and (problem := ages_problem(record.restart_ages_s)):
+        return Reason.BAD_FIELD, f"restart_ages_s: {problem}"
+    if record.busy_for_s is not None and (problem := seconds_problem(record.busy_for_s)):
+        return Reason.BAD_FIELD, f"busy_for_s: {problem}"
     return None
+
+
+def _ids_problem(record: ShardRecord) -> str:
+    """Say what is wrong with the ids of a shard, which may be empty."""
+    for name in ("instance_id", "operation_id", "failure_id"):
+        identity = getattr(record, name)
+        if len(identity) > LONGEST_ID:
+            return f"{name}: is an id of more than {LONGEST_ID} characters"
+        if problem := text_problem(identity):
+            return f"{name}: {problem}"
+    return ""
 
 
 def _device_problem(device: Device, known: dict[DeviceId, Device]) -> str:
     if device.device_id in known:
-        return f"device_id {device.device_id!r} is there twice"
-    if not 0 <= device.total_bytes <= LARGEST_NUMBER:
-        return f"total_bytes {device.total_bytes} is out of range"
-    return _id_problem(device.device_id)
+        return f"device_id {shown(device.device_id)} is there twice"
+    for name, count in (
+        ("total_bytes", device.total_bytes),
+        ("used_bytes", device.used_bytes or 0),
+        ("reserved_bytes", device.reserved_bytes),
+    ):
+        if not 0 <= count <= LARGEST_BYTES:
+            return f"{name} {count} is out of range"
+    longest = max(len(device.kind), len(device.model), len(device.lock_domain_id))
+    if longest > LONGEST_TEXT:
+        return f"has a text of {longest} characters, at most {LONGEST_TEXT} are taken"
+    return id_problem(device.device_id)
 
 
 def _operation_problem(
     operation: OperationRecord, known: dict[OperationId, OperationRecord], newest: Generation
 ) -> str:
     if operation.operation_id in known:
-        return f"operation_id {operation.operation_id!r} is there twice"
-    if not 0 <= operation.replica_index < MOST_REPLICAS:
+        return f"operation_id {shown(operation.operation_id)} is there twice"
+    if not 0 <= operation.replica_index < MOST_REPORTED_REPLICAS:
         return f"replica_index {operation.replica_index} is out of range"
+    if len(operation.rollback) > MOST_REPORTED_STAGES:
+        return f"rollback: {count_problem(len(operation.rollback), MOST_REPORTED_STAGES)}"
+    for entry in operation.rollback:
+        if problem := seconds_problem(entry.duration_s) or length_problem(
+            entry.error, LONGEST_MESSAGE
+        ):
+            return f"rollback: {problem}"
+    if operation.failure is not None and (problems := failure_problems(operation.failure)):
+        return f"failure.{problems[0]}"
     return (
-        _id_problem(operation.operation_id)
+        id_problem(operation.operation_id)
         or name_problem(operation.deployment)
+        or length_problem(operation.reason, LONGEST_MESSAGE)
         or _generation_problem(operation.generation, newest)
     )
 
 
 def _generation_problem(generation: Generation, newest: Generation) -> str:
     """Refuse what no reign could go above: the epoch is raised over every generation reported."""
-    if 1 <= generation.n <= max(LARGEST_MINTED, newest.n) and (
-        generation.epoch.number <= max(LARGEST_MINTED, newest.epoch.number)
+    epoch = generation.epoch
+    if (
+        1 <= generation.n <= max(LARGEST_MINTED, newest.n)
+        and epoch.number <= max(LARGEST_MINTED, newest.epoch.number)
+        and len(epoch.supervisor_id) <= LONGEST_ID
     ):
         return ""
     return f"generation: {generation} was minted by no supervisor"
 
 
-def _id_problem(identity: str) -> str:
-    if not identity:
-        return "is empty"
-    return _too_long(identity) or text_problem(identity)
-
-
-def _too_long(text: str) -> str:
-    return f"is longer than {LONGEST_ID} characters" if len(text) > LONGEST_ID else ""
-
-
-def _number_problem(number: int, *, lowest: int, highest: int = LARGEST_NUMBER - 1) -> str:
-    """Refuse, without another limit, what could not be raised by one and stored."""
-    return "" if lowest <= number <= highest else f"{number} is not from {lowest} to {highest}"
+def _digest_problem(digest: bytes) -> str:
+    if len(digest) <= LONGEST_DIGEST_BYTES:
+        return ""
+    return f"has {len(digest)} bytes, at most {LONGEST_DIGEST_BYTES} are taken"
 
 
 def _address_problem(address: str) -> str:
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        return f"{address!r} is not host:port"
-    return _id_problem(address)
+    # Few digits, since Python refuses to read a number of thousands of them.
+    is_port = len(port) <= 5 and port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+    return (
+        id_problem(address) if host and colon and is_port else f"{shown(address)} is not host:port"
+    )

@@ -9,28 +9,42 @@ Invariant: a spec that passed can be written down, sent to an agent, and compare
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.field_check import (
+    count_problem,
+    id_problem,
+    length_problem,
+    range_problem,
+    seconds_problem,
+)
+from stagekeeper.core.limits import (
+    DEEPEST_ARGS,
+    LARGEST_BYTES,
+    LARGEST_DEVICE,
+    LARGEST_ENV_BYTES,
+    LARGEST_ENV_VALUE_BYTES,
+    LARGEST_SPEC_CHARACTERS,
+    LONGEST_ENTRYPOINT,
+    LONGEST_TEXT,
+    MOST_ABILITIES,
+    MOST_DEVICES,
+    MOST_ENV,
+    MOST_IN_FLIGHT,
+    MOST_LIST_ENTRIES,
+    MOST_REPLICAS,
+    MOST_STAGES,
+)
 from stagekeeper.core.model import DeploymentSpec, MemoryNeed, ModelInfo, Placement, StageSpec
-from stagekeeper.core.names import name_problem, text_problem
+from stagekeeper.core.names import cut, name_problem, shown, text_problem
 
-MOST_REPLICAS = 1_000
-MOST_STAGES = 64
-MOST_IN_FLIGHT = 65_536
-MOST_DEVICES = 64
-LARGEST_DEVICE = 255
-LARGEST_BYTES = 2**63 - 1
-LONGEST_TEXT = 255
-LONGEST_ENTRYPOINT = 1_000
-MOST_LIST_ENTRIES = 1_000
-LARGEST_SPEC_CHARACTERS = 1_048_576
 RESERVED_ENV = "STAGEKEEPER_"
 
+_TOO_DEEP = f"is nested deeper than {DEEPEST_ARGS} containers"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -62,8 +76,8 @@ def check_spec(spec: DeploymentSpec) -> None:
         )
     problems = _Problems()
     problems.add("name", name_problem(spec.name))
-    problems.add("replicas", _range_problem(spec.replicas, 1, MOST_REPLICAS))
-    _check_model(spec.model, problems)
+    problems.add("replicas", range_problem(spec.replicas, 1, MOST_REPLICAS))
+    _check_model("model", spec.model, problems)
     _check_placement(spec.placement, problems)
     problems.add("stages", _count_problem(spec.stages))
     seen: dict[str, int] = {}
@@ -71,10 +85,12 @@ def check_spec(spec: DeploymentSpec) -> None:
         path = f"stages[{index}]"
         _check_stage(path, stage, problems)
         if stage.name in seen:
-            problems.add(f"{path}.name", f"{stage.name!r} is the name of stage {seen[stage.name]}")
+            problems.add(
+                f"{path}.name", f"{shown(stage.name)} is the name of stage {seen[stage.name]}"
+            )
         seen.setdefault(stage.name, index)
     if spec.entry and spec.entry not in seen:
-        problems.add("entry", f"no stage is called {spec.entry!r}; there are {_listed(seen)}")
+        problems.add("entry", f"no stage is called {shown(spec.entry)}; there are {_listed(seen)}")
     if problems.wrong:
         raise bad_fields([*problems.wrong, *problems.later], "the spec")
     if problems.later:
@@ -84,6 +100,20 @@ def check_spec(spec: DeploymentSpec) -> None:
             f"the spec asks for what is not built yet: {listed}",
             problems=problems.later,
         )
+
+
+def stage_problems(path: str, stage: StageSpec) -> list[FieldProblem]:
+    """Say what is wrong with one stage, and what of it is not built yet, for whoever starts it."""
+    problems = _Problems()
+    _check_stage(path, stage, problems)
+    return [*problems.wrong, *problems.later]
+
+
+def model_problems(path: str, model: ModelInfo) -> list[FieldProblem]:
+    """Say what is wrong with the description of a model."""
+    problems = _Problems()
+    _check_model(path, model, problems)
+    return problems.wrong
 
 
 def is_same_wish(one: DeploymentSpec, other: DeploymentSpec) -> bool:
@@ -121,12 +151,12 @@ def _size(spec: DeploymentSpec) -> int:
     return size + len(spec.name) + len(spec.entry) + len(spec.model.name) + len(spec.model.version)
 
 
-def _check_model(model: ModelInfo, problems: _Problems) -> None:
-    problems.add("model.name", _text_problem(model.name))
-    problems.add("model.version", _text_problem(model.version))
-    problems.add("model.abilities", _list_problem(model.abilities))
-    for index, ability in enumerate(model.abilities[:MOST_LIST_ENTRIES]):
-        problems.add(f"model.abilities[{index}]", _text_problem(ability) if ability else "is empty")
+def _check_model(path: str, model: ModelInfo, problems: _Problems) -> None:
+    problems.add(f"{path}.name", _text_problem(model.name))
+    problems.add(f"{path}.version", _text_problem(model.version))
+    problems.add(f"{path}.abilities", _list_problem(model.abilities, MOST_ABILITIES))
+    for index, ability in enumerate(model.abilities[:MOST_ABILITIES]):
+        problems.add(f"{path}.abilities[{index}]", id_problem(ability))
 
 
 def _check_placement(placement: Placement, problems: _Problems) -> None:
@@ -135,9 +165,7 @@ def _check_placement(placement: Placement, problems: _Problems) -> None:
         problems.add(f"placement.workers[{index}]", name_problem(worker))
     problems.add("placement.device_pool", _list_problem(placement.device_pool))
     for index, device in enumerate(placement.device_pool[:MOST_LIST_ENTRIES]):
-        problems.add(
-            f"placement.device_pool[{index}]", _text_problem(device) if device else "is empty"
-        )
+        problems.add(f"placement.device_pool[{index}]", id_problem(device))
 
 
 def _check_stage(path: str, stage: StageSpec, problems: _Problems) -> None:
@@ -149,11 +177,9 @@ def _check_stage(path: str, stage: StageSpec, problems: _Problems) -> None:
     _check_env(path, stage.env, problems)
     for limit in ("start_timeout_s", "stall_timeout_s", "stop_budget_s"):
         seconds = getattr(stage, limit)
-        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
-            problems.add(
-                f"{path}.{limit}", f"{seconds!r} is not a finite number of seconds above 0"
-            )
-    problems.add(f"{path}.max_in_flight", _range_problem(stage.max_in_flight, 1, MOST_IN_FLIGHT))
+        if seconds is not None:
+            problems.add(f"{path}.{limit}", seconds_problem(seconds, may_be_zero=False))
+    problems.add(f"{path}.max_in_flight", range_problem(stage.max_in_flight, 1, MOST_IN_FLIGHT))
     if stage.shard_count > 1:
         problems.later.append(
             FieldProblem(
@@ -193,23 +219,53 @@ def _amount_problem(need: MemoryNeed) -> str:
 
 
 def _check_env(path: str, env: Sequence[tuple[str, str]], problems: _Problems) -> None:
-    problems.add(f"{path}.env", _list_problem([name for name, _ in env]))
-    for name, value in env[:MOST_LIST_ENTRIES]:
-        where = f"{path}.env[{name}]"
+    problems.add(f"{path}.env", _list_problem([name for name, _ in env], MOST_ENV))
+    size = 0
+    for name, value in env[:MOST_ENV]:
+        where = f"{path}.env[{cut(name, LONGEST_TEXT)}]"
+        value_size = len(value.encode("utf-8", "replace"))
+        size += len(name) + value_size
+        problems.add(where, _size_problem(value_size, LARGEST_ENV_VALUE_BYTES))
+        problems.add(where, length_problem(name))
         if not _ENV_NAME.match(name):
             problems.add(where, "is no variable's name: letters, digits and _, not a digit first")
         elif name.startswith(RESERVED_ENV):
             problems.add(where, f"names that begin with {RESERVED_ENV} are set by the agent")
         if "\0" in value:
             problems.add(where, "its value contains a NUL character")
+    problems.add(f"{path}.env", _size_problem(size, LARGEST_ENV_BYTES))
+
+
+def _size_problem(size: int, largest: int) -> str:
+    return "" if size <= largest else f"has {size} bytes, at most {largest} are taken"
 
 
 def _args_problem(args_json: str) -> str:
     try:
         args = json.loads(args_json, parse_constant=_no_constant, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return f"is not JSON: {error}"
-    return "" if isinstance(args, dict) else "is not a JSON object of keyword arguments"
+    except RecursionError:
+        return _TOO_DEEP
+    if not isinstance(args, dict):
+        return "is not a JSON object of keyword arguments"
+    return "" if _is_shallow(args) else _TOO_DEEP
+
+
+def _is_shallow(args: object) -> bool:
+    """Say whether others can read it: each reader's recursion ends somewhere else."""
+    level = [args]
+    for _ in range(DEEPEST_ARGS):
+        children: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                children += value.values()
+            elif isinstance(value, list):
+                children += value
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return True
+    return False
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -217,11 +273,11 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {shown(name)} is there twice")
+        found[name] = value
     return found
 
 
@@ -230,7 +286,7 @@ def _entrypoint_problem(entrypoint: str) -> str:
     parts = [*module.split("."), *name.split(".")]
     if len(entrypoint) <= LONGEST_ENTRYPOINT and all(part.isidentifier() for part in parts):
         return ""
-    return f"{entrypoint[:LONGEST_TEXT]!r} is not module:Class"
+    return f"{shown(entrypoint)} is not module:Class"
 
 
 def _devices_problem(devices: Sequence[int]) -> str:
@@ -245,31 +301,23 @@ def _devices_problem(devices: Sequence[int]) -> str:
 def _count_problem(stages: Sequence[StageSpec]) -> str:
     if not stages:
         return "is empty: a deployment has at least one stage"
-    return _range_problem(len(stages), 1, MOST_STAGES)
-
-
-def _range_problem(number: int, lowest: int, highest: int) -> str:
-    return "" if lowest <= number <= highest else f"{number} is not from {lowest} to {highest}"
+    return range_problem(len(stages), 1, MOST_STAGES)
 
 
 def _text_problem(text: str) -> str:
-    if len(text) > LONGEST_TEXT:
-        return f"has {len(text)} characters, at most {LONGEST_TEXT} are taken"
-    return text_problem(text)
+    return length_problem(text, LONGEST_TEXT) or text_problem(text)
 
 
-def _list_problem(texts: Sequence[str]) -> str:
-    if len(texts) > MOST_LIST_ENTRIES:
-        return f"has {len(texts)} entries, at most {MOST_LIST_ENTRIES} are taken"
-    return _twice_problem(texts)
+def _list_problem(texts: Sequence[str], most: int = MOST_LIST_ENTRIES) -> str:
+    return count_problem(len(texts), most) or _twice_problem(texts)
 
 
 def _twice_problem(values: Sequence[object]) -> str:
     if len(set(values)) == len(values):
         return ""
     twice = next(value for value in values if values.count(value) > 1)
-    return f"{twice!r} is there twice"
+    return f"{shown(twice) if isinstance(twice, str) else repr(twice)} is there twice"
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
+    return ", ".join(map(shown, names)) or "none"

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from stagekeeper.core.commands import AgentTarget
 from stagekeeper.core.ids import Epoch, HostId, WorkerId
+from stagekeeper.core.limits import MOST_NOTES
 from stagekeeper.core.model import Device, ShardRecord, WorkerReport
+from stagekeeper.core.names import cut
 from stagekeeper.core.report_check import CheckedReport
 from stagekeeper.core.settings import MISSED_BEATS_UNTIL_SUSPECT, RegistrySettings
 from stagekeeper.core.states import WORKER_MOVES, WorkerState, check_move
 
 MOST_LEFT_OUT_SHOWN = 3
-MOST_NOTES = 20
-LONGEST_NOTE = 1_000
 """Of what an agent says for its operator; more would push the rest out of sight."""
 
 
@@ -167,13 +167,13 @@ def worker_view(worker: Worker, now: float) -> WorkerView:
         agent_address=report.agent_address,
         is_agent_reachable=worker.is_reachable,
         stages_outlive_agent=report.stages_outlive_agent,
-        outlive_reason=report.outlive_reason,
+        outlive_reason=cut(report.outlive_reason),
         devices=worker.checked.devices,
         inventory_unknown=report.inventory_unknown,
-        inventory_reason=report.inventory_reason[:LONGEST_NOTE],
+        inventory_reason=cut(report.inventory_reason),
         shard_count=len(worker.shards),
         registration_count=worker.registration_count,
-        notes=tuple([note[:LONGEST_NOTE] for note in report.notes[:MOST_NOTES]]),
+        notes=tuple([cut(note) for note in report.notes[:MOST_NOTES]]),
     )
 
 

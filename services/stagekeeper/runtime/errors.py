@@ -1,7 +1,8 @@
 """From a refusal of the core to a status on the wire: the one table, and the one place that aborts.
 
-A servicer's method is wrapped in `answers_refusals`; it then may simply raise `Refused`. Anything
-else that escapes is a bug of ours: logged with its traceback, answered INTERNAL without it.
+A servicer's method is wrapped in `answers_refusals`; it then may simply raise `Refused`, and no
+request that is too large reaches it. Anything else that escapes is a bug of ours: logged with its
+traceback, answered INTERNAL without it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import grpc
 
 from stagekeeper.core.errors import NextMove, Reason, Refused
+from stagekeeper.core.limits import LARGEST_REQUEST_BYTES
 from stagekeeper.wire.error_details import fit_message, pack
 
 CODES: Mapping[NextMove, grpc.StatusCode] = {
@@ -71,12 +73,25 @@ async def _abort_bug(context: Context, method: str, error: Exception) -> NoRetur
 
 
 def answers_refusals(method: Method) -> Method:
-    """Let a servicer's coroutine or async generator raise `Refused`, and turn it into a status."""
+    """Let a servicer's coroutine or async generator raise `Refused`, and turn it into a status.
+
+    Requests above LARGEST_REQUEST_BYTES are refused with TOO_LARGE, before the method sees them.
+    """
+    return _answering(method, LARGEST_REQUEST_BYTES)
+
+
+def answers_refusals_up_to(largest_bytes: int | None) -> Callable[[Method], Method]:
+    """Do as `answers_refusals`, with another limit; None where the method limits what is in it."""
+    return lambda method: _answering(method, largest_bytes)
+
+
+def _answering(method: Method, largest_bytes: int | None) -> Method:
     if inspect.isasyncgenfunction(method):
 
         @functools.wraps(method)
         async def stream(self: object, request: Any, context: Context) -> AsyncIterator[Any]:
             try:
+                _check_size(request, largest_bytes)
                 async for message in method(self, request, context):
                     yield message
             except Refused as refused:
@@ -91,6 +106,7 @@ def answers_refusals(method: Method) -> Method:
     @functools.wraps(method)
     async def unary(self: object, request: Any, context: Context) -> Any:
         try:
+            _check_size(request, largest_bytes)
             return await cast(Awaitable[Any], method(self, request, context))
         except Refused as refused:
             await abort_refused(context, refused)
@@ -100,3 +116,12 @@ def answers_refusals(method: Method) -> Method:
             await _abort_bug(context, method.__name__, error)
 
     return cast(Method, unary)
+
+
+def _check_size(request: Any, largest_bytes: int | None) -> None:
+    if largest_bytes is not None and (size := request.ByteSize()) > largest_bytes:
+        raise Refused(
+            Reason.TOO_LARGE,
+            f"the request has {size} bytes, at most {largest_bytes} are taken",
+            metadata={"largest_bytes": str(largest_bytes)},
+        )

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stagekeeper.actor import CallContext
+from stagekeeper.core.limits import LARGEST_NUMBER
+from stagekeeper.core.names import cut
+from stagekeeper.stage.vitals import sendable
 
 
 class Work(CallContext):
@@ -120,7 +123,8 @@ class Activity:
         now = time.monotonic()
         with self._lock:
             self._counter += 1
-            self._done, self._total, self._note = done, total, note
+            self._done, self._total = _bounded(done), _bounded(total)
+            self._note = cut(sendable(str(note)))
             if isinstance(current, Work):
                 current.last_progress = now
             else:
@@ -141,6 +145,11 @@ class Activity:
         for call in calls:
             call.cancel()
         return sorted(call.name for call in calls)
+
+
+def _bounded(count: float) -> int:
+    """Take a count as its author gave it: one that cannot be told must not end the telling."""
+    return int(min(max(count, 0), LARGEST_NUMBER)) if count == count else 0
 
 
 def _ignore() -> None: ...

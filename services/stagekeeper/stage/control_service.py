@@ -19,7 +19,16 @@ from typing import Any
 
 import grpc
 
-from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.field_check import (
+    count_problem,
+    id_problem,
+    named,
+    range_problem,
+    seconds_problem,
+)
+from stagekeeper.core.limits import MOST_PEERS, MOST_SHARDS_OF_STAGE, MOST_STAGES
+from stagekeeper.core.names import cut, name_problem, shown
 from stagekeeper.core.states import Phase, ShardState
 from stagekeeper.runtime.errors import answers_refusals
 from stagekeeper.stage.activity import Activity
@@ -109,6 +118,7 @@ class StageControlService(StageControlServiceServicer):
     @answers_refusals
     async def SetPeers(self, request: pb.SetPeersRequest, context: Context) -> pb.SetPeersResponse:
         self._check_instance(request.instance_id)
+        _check_peers(request.peers)
         self._set_peers(
             [
                 PeerAddress(
@@ -122,7 +132,9 @@ class StageControlService(StageControlServiceServicer):
     @answers_refusals
     async def EndStage(self, request: pb.EndStageRequest, context: Context) -> pb.EndStageResponse:
         self._check_instance(request.instance_id)
-        self._end(request.budget_s, request.reason or "its agent asked for it")
+        if problem := seconds_problem(request.budget_s):
+            raise bad_fields([FieldProblem("budget_s", problem)])
+        self._end(request.budget_s, cut(request.reason) or "its agent asked for it")
         return pb.EndStageResponse()
 
     def end_streams(self) -> None:
@@ -221,6 +233,26 @@ class StageControlService(StageControlServiceServicer):
         if instance_id != self._instance_id:
             raise Refused(
                 Reason.STALE_ROUTE,
-                f"instance {self._instance_id} answers here, not {instance_id}",
+                f"instance {self._instance_id} answers here, not {shown(instance_id)}",
                 metadata={"instance_id": self._instance_id},
             )
+
+
+def _check_peers(peers: Sequence[pb.Peer]) -> None:
+    if problem := count_problem(len(peers), MOST_PEERS):
+        raise bad_fields([FieldProblem("peers", problem)])
+    found: list[tuple[str, str]] = []
+    places: set[tuple[int, int]] = set()
+    for index, peer in enumerate(peers):
+        path, place = f"peers[{index}]", (peer.stage_id, peer.shard_index)
+        found += [
+            (f"{path}.stage_id", range_problem(peer.stage_id, 0, MOST_STAGES - 1)),
+            (f"{path}.stage_name", name_problem(peer.stage_name)),
+            (f"{path}.shard_index", range_problem(peer.shard_index, 0, MOST_SHARDS_OF_STAGE - 1)),
+            (f"{path}.instance_id", id_problem(peer.instance_id)),
+            (f"{path}.url", id_problem(peer.url)),
+            (path, "is there twice" if place in places else ""),
+        ]
+        places.add(place)
+    if problems := list(named(found)):
+        raise bad_fields(problems)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from stagekeeper.actor import Endpoint, EndpointKind
 from stagekeeper.actor.call_context import enter_call, leave_call
 from stagekeeper.core.errors import FieldProblem, Reason, Refused
+from stagekeeper.core.names import shown
 from stagekeeper.stage.activity import Activity, Work
 from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
@@ -152,7 +153,7 @@ class Dispatcher:
         if instance_id and instance_id != self._instance_id:
             raise Refused(
                 Reason.STALE_ROUTE,
-                f"this is instance {self._instance_id} of the stage, not {instance_id}: "
+                f"this is instance {self._instance_id} of the stage, not {shown(instance_id)}: "
                 "take a fresh route and call again; nothing was executed",
                 metadata={"instance_id": self._instance_id},
             )
@@ -166,7 +167,7 @@ class Dispatcher:
             offered = ", ".join(str(endpoint) for endpoint, _ in self._endpoints.values())
             raise Refused(
                 Reason.ENDPOINT_UNKNOWN,
-                f"{self._name} has no endpoint {name!r}; it has: {offered or 'none'}",
+                f"{self._name} has no endpoint {shown(name)}; it has: {offered or 'none'}",
             )
         if self._activity.call_count >= self._max_in_flight:
             raise Refused(

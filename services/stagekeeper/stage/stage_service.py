@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.runtime.errors import answers_refusals
+from stagekeeper.runtime.errors import answers_refusals_up_to
 from stagekeeper.stage.dispatch import Dispatcher
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.stage_service_pb2_grpc import StageServiceServicer
@@ -22,6 +22,9 @@ SERVICE = pb.DESCRIPTOR.services_by_name["StageService"].full_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+# What a payload may hold is the codec's to judge: to measure a large message is to copy it.
+_answers_refusals = answers_refusals_up_to(None)
+
 
 class StageService(StageServiceServicer):
     """Serves one stage that has come up."""
@@ -29,7 +32,7 @@ class StageService(StageServiceServicer):
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
-    @answers_refusals
+    @_answers_refusals
     async def Call(self, request: pb.CallRequest, context: Context) -> pb.CallResponse:
         answer = await self._dispatcher.call(
             request.instance_id, request.endpoint, request.payload, context.time_remaining()
@@ -38,7 +41,7 @@ class StageService(StageServiceServicer):
 
     # A coroutine that writes, and not an async generator: when the caller goes, gRPC cancels the
     # coroutine at once, whereas a generator would be left to the garbage collector.
-    @answers_refusals
+    @_answers_refusals
     async def CallStream(  # type: ignore[override]
         self, request: pb.CallStreamRequest, context: Context
     ) -> None:
@@ -49,7 +52,7 @@ class StageService(StageServiceServicer):
             request.instance_id, request.endpoint, request.payload, context.time_remaining(), send
         )
 
-    @answers_refusals
+    @_answers_refusals
     async def Connect(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> None:

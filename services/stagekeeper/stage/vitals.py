@@ -75,7 +75,7 @@ class Vitals:
 
 def failure_from(error: BaseException) -> PhaseFailure:
     """Describe what a phase raised; the traceback keeps its end when it is long."""
-    text = "".join(traceback_module.format_exception(error))
+    text = sendable("".join(traceback_module.format_exception(error)))
     if len(text) > _MAX_TRACEBACK_CHARS:
         text = "…" + text[-_MAX_TRACEBACK_CHARS:]
     return PhaseFailure(
@@ -93,9 +93,14 @@ def one_line(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """Return the message of an error that is not ours, whose `__str__` may raise as well."""
     try:
-        return str(error)
+        return sendable(str(error))
     except Exception as broken:
         return f"(its message cannot be read: __str__ raised {type(broken).__qualname__})"
+
+
+def sendable(text: str) -> str:
+    """Replace what is no text in any encoding, such as the undecodable bytes of a file's name."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -123,7 +123,7 @@ def failure_from_row(row: Row) -> Failure:
     _check_body(body, checksum)
     try:
         failure = failure_from_proto(pb2.Failure.FromString(body))
-    except DecodeError as error:
+    except (DecodeError, Refused) as error:
         raise RowDamaged(f"its failure cannot be read: {error}") from error
     if failure.failure_id != failure_id:
         raise RowDamaged(f"its failure is {failure.failure_id!r}")

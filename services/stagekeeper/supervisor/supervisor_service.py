@@ -21,19 +21,31 @@ from stagekeeper.core.commands import (
 )
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.events import FailureReported, HeartbeatReceived, WorkerRegistered
+from stagekeeper.core.failure_check import failure_problems
+from stagekeeper.core.field_check import named
 from stagekeeper.core.ids import ClusterName, WorkerId
-from stagekeeper.core.model import RefusedEntry
+from stagekeeper.core.limits import LARGEST_REPORT_BYTES
+from stagekeeper.core.model import Failure, RefusedEntry
+from stagekeeper.core.names import name_problem, shown
+from stagekeeper.core.report_check import count_problems
 from stagekeeper.runtime.convert import (
     epoch_to_proto,
     failure_from_proto,
     report_from_proto_in_turns,
 )
-from stagekeeper.runtime.errors import Context, abort_refused, answers_refusals
+from stagekeeper.runtime.errors import (
+    Context,
+    abort_refused,
+    answers_refusals,
+    answers_refusals_up_to,
+)
 from stagekeeper.supervisor.engine import Engine
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 from stagekeeper.v1 import supervisor_service_pb2_grpc as supervisor_grpc
 
 _log = structlog.get_logger(__name__)
+
+_MOST_LOGGED = 10
 
 _VERDICTS = {
     HeartbeatVerdict.OK: supervisor_pb2.HEARTBEAT_VERDICT_OK,
@@ -56,11 +68,13 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
         self._last_answer: HeartbeatAnswered | None = None
         self._last_message = supervisor_pb2.HeartbeatResponse()
 
-    @answers_refusals
+    @answers_refusals_up_to(LARGEST_REPORT_BYTES)
     async def RegisterWorker(
         self, request: supervisor_pb2.RegisterWorkerRequest, context: Context
     ) -> supervisor_pb2.RegisterWorkerResponse:
         self._check_cluster(request.cluster)
+        if problems := _count_problems(request):
+            raise bad_fields(problems, "the registration")
         report, unreadable, places = await report_from_proto_in_turns(request)
         accepted = self._engine.ask(WorkerRegistered(report, request.digest), RegistrationAccepted)
         refused = [*unreadable, *_at_their_places(accepted.refused, places)]
@@ -68,7 +82,8 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
             _log.warning(
                 "entries of a registration were refused",
                 worker_id=report.worker_id,
-                refused=[f"{entry.index}: {entry.message}" for entry in refused],
+                count=len(refused),
+                refused=[f"{entry.index}: {entry.message}" for entry in refused[:_MOST_LOGGED]],
             )
         return supervisor_pb2.RegisterWorkerResponse(
             epoch=epoch_to_proto(accepted.epoch),
@@ -113,17 +128,11 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
         self, request: supervisor_pb2.ReportFailureRequest, context: Context
     ) -> supervisor_pb2.ReportFailureResponse:
         self._check_cluster(request.cluster)
-        if not request.HasField("failure"):
-            raise bad_fields([FieldProblem("failure", "is missing")])
-        if request.failure.origin.worker_id not in ("", request.worker_id):
-            problem = f"is {request.failure.origin.worker_id!r}, and {request.worker_id!r} reports"
-            raise bad_fields([FieldProblem("failure.origin.worker_id", problem)])
+        failure = failure_from_proto(request.failure)
+        if problems := _failure_problems(request, failure):
+            raise bad_fields(problems, "the report")
         acknowledged = self._engine.ask(
-            FailureReported(
-                WorkerId(request.worker_id),
-                request.incarnation,
-                failure_from_proto(request.failure),
-            ),
+            FailureReported(WorkerId(request.worker_id), request.incarnation, failure),
             FailureAcknowledged,
         )
         return supervisor_pb2.ReportFailureResponse(
@@ -138,6 +147,28 @@ class SupervisorServicer(supervisor_grpc.SupervisorServiceServicer):
                 "--cluster and --endpoint",
                 metadata={"cluster": self._cluster},
             )
+
+
+def _count_problems(request: supervisor_pb2.RegisterWorkerRequest) -> list[FieldProblem]:
+    return count_problems(
+        shards=len(request.replica_states),
+        operations=len(request.operations),
+        failures=len(request.failures),
+        devices=len(request.devices),
+    )
+
+
+def _failure_problems(
+    request: supervisor_pb2.ReportFailureRequest, failure: Failure
+) -> list[FieldProblem]:
+    worker_id, origin = request.worker_id, failure.origin.worker_id
+    problems = list(named([("worker_id", name_problem(worker_id))]))
+    if not request.HasField("failure"):
+        return [*problems, FieldProblem("failure", "is missing")]
+    if origin not in ("", worker_id):
+        problem = f"is {shown(origin)}, and {shown(worker_id)} reports"
+        problems.append(FieldProblem("failure.origin.worker_id", problem))
+    return problems + failure_problems(failure, "failure")
 
 
 def _answer_message(answer: HeartbeatAnswered) -> supervisor_pb2.HeartbeatResponse:

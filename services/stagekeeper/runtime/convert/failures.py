@@ -1,14 +1,15 @@
 """Failures, and operations with what their rollbacks did.
 
 A failure is kept even when its kind is unknown: the rest is worth reading. An operation without an
-id, a known state or a generation cannot be acted on and is refused.
+id, a known state or a generation cannot be acted on and is refused. What is too large as a whole is
+refused before it is converted.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-from stagekeeper.core.errors import FieldProblem, bad_fields
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.ids import (
     DeploymentName,
     FailureId,
@@ -18,6 +19,7 @@ from stagekeeper.core.ids import (
     StageId,
     WorkerId,
 )
+from stagekeeper.core.limits import LARGEST_FAILURE_BYTES, LARGEST_OPERATION_BYTES
 from stagekeeper.core.model import (
     ExitInfo,
     Failure,
@@ -77,7 +79,16 @@ def failure_to_proto(failure: Failure) -> pb2.Failure:
 
 
 def failure_from_proto(message: pb2.Failure) -> Failure:
-    """Convert a failure; an unknown kind becomes UNSPECIFIED, since the rest is worth keeping."""
+    """Convert a failure; an unknown kind becomes UNSPECIFIED, since the rest is worth keeping.
+
+    Raises:
+        Refused: TOO_LARGE; all of it together.
+    """
+    _check_size("failure", message.ByteSize(), LARGEST_FAILURE_BYTES)
+    return _failure_from_proto(message)
+
+
+def _failure_from_proto(message: pb2.Failure) -> Failure:
     origin = message.origin
     return Failure(
         failure_id=FailureId(message.failure_id),
@@ -106,7 +117,7 @@ def failure_from_proto(message: pb2.Failure) -> Failure:
         remote_traceback=message.remote_traceback,
         path=tuple((hop.owner, hop.decision) for hop in message.path),
         restarts_tried=message.restarts_tried,
-        causes=tuple(failure_from_proto(cause) for cause in message.causes),
+        causes=tuple(_failure_from_proto(cause) for cause in message.causes),
     )
 
 
@@ -154,8 +165,10 @@ def operation_from_proto(message: pb2.OperationRecord) -> OperationRecord:
     """Convert an operation.
 
     Raises:
-        Refused: BAD_FIELD; it has no id, no known state or no generation.
+        Refused: BAD_FIELD; it has no id, no known state or no generation. TOO_LARGE; all of it
+            together.
     """
+    _check_size("operation", message.ByteSize(), LARGEST_OPERATION_BYTES)
     state = OPERATION_STATE_OF.get(message.state)
     problems = []
     if not message.operation_id:
@@ -179,3 +192,8 @@ def operation_from_proto(message: pb2.OperationRecord) -> OperationRecord:
         ),
         failure=failure_from_proto(message.failure) if message.HasField("failure") else None,
     )
+
+
+def _check_size(what: str, size: int, largest: int) -> None:
+    if size > largest:
+        raise Refused(Reason.TOO_LARGE, f"the {what} has {size} bytes, at most {largest} are taken")

@@ -7,7 +7,8 @@ places of the entries in the message are kept beside the report, since refusals 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 from stagekeeper.core.errors import Refused
 from stagekeeper.core.ids import NO_EPOCH, HostId, WorkerId
@@ -55,6 +56,9 @@ def report_to_proto(
     )
 
 
+M = TypeVar("M")
+T = TypeVar("T")
+
 _SHARDS_IN_A_ROW: Final = 100
 """Some milliseconds of work: what waits meanwhile, heartbeats among it, is served in between."""
 
@@ -87,8 +91,8 @@ and for each shard of the report its place in the message."""
 def report_from_proto(message: supervisor_pb2.RegisterWorkerRequest) -> ConvertedReport:
     """Convert a registration, leaving out what cannot be converted.
 
-    An operation that cannot be converted is left out without a word: there is no field to answer it
-    in, and the agent rolls back by itself what no reign joins.
+    An operation or a failure that cannot be converted is left out without a word: there is no field
+    to answer it in, the agent rolls back by itself what no reign joins, and it cuts its failures.
     """
     shards = _Shards()
     shards.take(message, 0, len(message.replica_states))
@@ -109,12 +113,6 @@ async def report_from_proto_in_turns(
 
 
 def _report(message: supervisor_pb2.RegisterWorkerRequest, shards: _Shards) -> ConvertedReport:
-    operations = []
-    for operation in message.operations:
-        try:
-            operations.append(operation_from_proto(operation))
-        except Refused:
-            continue
     report = WorkerReport(
         worker_id=WorkerId(message.worker_id),
         host_id=HostId(message.host_id),
@@ -133,8 +131,16 @@ def _report(message: supervisor_pb2.RegisterWorkerRequest, shards: _Shards) -> C
         inventory_unknown=message.inventory_unknown,
         inventory_reason=message.inventory_reason,
         shards=tuple(shards.kept),
-        operations=tuple(operations),
-        failures=tuple([failure_from_proto(failure) for failure in message.failures]),
+        operations=tuple(_readable(operation_from_proto, message.operations)),
+        failures=tuple(_readable(failure_from_proto, message.failures)),
         notes=tuple(message.notes),
     )
     return report, shards.refused, shards.places
+
+
+def _readable(convert: Callable[[M], T], messages: Iterable[M]) -> Iterator[T]:
+    for message in messages:
+        try:
+            yield convert(message)
+        except Refused:
+            continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from stagekeeper.core.errors import FieldProblem, bad_fields
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.ids import (
     DeploymentName,
     DeviceId,
@@ -22,6 +22,7 @@ from stagekeeper.core.ids import (
     ReplicaIndex,
     StageId,
 )
+from stagekeeper.core.limits import LARGEST_SHARD_BYTES
 from stagekeeper.core.model import (
     NO_PROGRESS,
     Device,
@@ -186,7 +187,12 @@ def shard_from_proto(message: pb2.ShardRecord, shared: SharedParts | None = None
 
     Raises:
         Refused: BAD_FIELD; the shard has no known state, no generation or an unknown protocol.
+            TOO_LARGE; all of it together.
     """
+    if (size := message.ByteSize()) > LARGEST_SHARD_BYTES:
+        raise Refused(
+            Reason.TOO_LARGE, f"the shard has {size} bytes, at most {LARGEST_SHARD_BYTES} are taken"
+        )
     state = SHARD_STATE_OF.get(message.state)
     has = message.HasField
     if state is None or not has("generation") or not _has_known_protocols(message):
