@@ -12,8 +12,6 @@ from stagekeeper.cli.exits import CliError, usage
 VERBS: Mapping[str, str] = {
     "describe": "`stagekeeper status` shows the state, the reason and the next action",
     "events": "`stagekeeper status` shows the state now; watch it with `watch stagekeeper status`",
-    "stages": "`stagekeeper status` shows the pid of each stage; the next agent with the same "
-    "state directory takes over those that run without one",
     "tree": "`stagekeeper status` shows deployments, replicas and stages",
     "failures": "`stagekeeper status --output json` has the recorded failures, and `stagekeeper "
     "logs NAME --previous` what the stage wrote last",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 ALL: Final = ("*",)
-HOST_LOCK_DIR: Final = Path("/run/lock/stagekeeper")
 
 
 def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid: int) -> None:
@@ -91,6 +89,8 @@ def _limits(settings: AgentSettings) -> Iterator[str]:
     """Say what this agent does less well, or more freely, than its operator may think."""
     if settings.allow == ALL:
         yield "every entrypoint may be started by whoever reaches this machine's loopback (--allow)"
+    from stagekeeper.agent.host_lock import HOST_LOCK_DIR
+
     if settings.lock_dir != HOST_LOCK_DIR:
         yield f"locks in {settings.lock_dir} hold only among agents that use the same --lock-dir"
 

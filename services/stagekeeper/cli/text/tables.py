@@ -13,12 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
-_GOOD: Final = frozenset({"READY", "ALIVE", "NORMAL"})
+_GOOD: Final = frozenset({"READY", "ALIVE", "NORMAL", "COMMITTED"})
 _MOVING: Final = frozenset(
-    {"ADOPTING", "CREATING", "DELETING", "DRAINING", "PENDING", "STARTING", "STOPPING", "SUSPECT"}
+    {
+        "ADOPTING",
+        "CREATING",
+        "DELETING",
+        "DRAINING",
+        "PENDING",
+        "STARTING",
+        "STOPPING",
+        "SUSPECT",
+        "UNCOMMITTED",
+    }
 )
 _BAD: Final = frozenset(
-    {"CONFLICT", "FAILED", "LOST", "PARTIAL", "DEGRADED", "STALLED", "SUPERSEDED", "UNREACHABLE"}
+    {
+        "CONFLICT",
+        "DEGRADED",
+        "FAILED",
+        "GONE",
+        "LOST",
+        "PARTIAL",
+        "STALLED",
+        "SUPERSEDED",
+        "UNREACHABLE",
+    }
 )
 
 

@@ -18,6 +18,7 @@ from stagekeeper.cli.verbs.deploy import deploy
 from stagekeeper.cli.verbs.init import init
 from stagekeeper.cli.verbs.logs import logs
 from stagekeeper.cli.verbs.plan import plan
+from stagekeeper.cli.verbs.stages import stages
 from stagekeeper.cli.verbs.status import status
 from stagekeeper.cli.verbs.supervisor import supervisor
 from stagekeeper.cli.verbs.up import up
@@ -30,7 +31,7 @@ Exit codes: 0 done, 1 it failed, 2 usage, 69 nobody answers, 70 a bug,
 78 bad spec, 130 Ctrl-C.
 """
 
-_VERBS = (init, validate, up, supervisor, agent, plan, deploy, status, call, logs, delete)
+_VERBS = (init, validate, up, supervisor, agent, plan, deploy, status, call, logs, delete, stages)
 """In the order in which somebody new needs them."""
 
 LONG_LIVED: Final[Mapping[str, Callable[..., None]]] = {"supervisor": supervisor, "agent": agent}
