@@ -17,7 +17,7 @@ def validate(
     """Check a spec file, offline.
 
     Every problem is listed with its line, and the exit code is then 78. Whether there is room for
-    what it asks is not known before `deploy`.
+    what it asks, `plan` says, which asks the supervisor.
     """
     from stagekeeper.cli.spec_files import read_specs
     from stagekeeper.cli.validation import summary, validation_json
