@@ -240,14 +240,16 @@ class PlanDeploymentResponse(_message.Message):
     estimated_s: _builtins.float
     """The longest group, from earlier starts of these stages; absent when one has never been seen."""
     exists: _builtins.bool
-    """The deployment of this name is there already, with this very spec."""
+    """The deployment of this name is wanted already, with this very spec."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageGroup]:
         """How the stages of every replica are started: by the least stage of each group."""
 
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedReplica]:
-        """Replicas that the creation would start, ascending."""
+        """Replicas that the creation would start, ascending. While the supervisor is RECOVERING it does not
+        know which: those that nobody reports yet are neither here nor in `kept_replicas`.
+        """
 
     @_builtins.property
     def kept_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -255,8 +257,8 @@ class PlanDeploymentResponse(_message.Message):
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedDevice]:
-        """The sum for each real card that a planned stage would lie on; when nothing fits, for the cards of
-        the worker that came closest.
+        """The sum for each real card that a planned stage would lie on; when not all fits, also for the
+        cards of the worker that came closest to taking the first replica without a place.
         """
 
     @_builtins.property
@@ -548,7 +550,9 @@ class CreateDeploymentRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     PLAN_ID_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
-    """The plan that the caller looked at; empty means none. One that no longer fits is refused."""
+    """The plan that the caller looked at; empty means none. One that no longer fits is refused. It is
+    compared only where something would be started, so that a repeat joins what its first time began.
+    """
     @_builtins.property
     def spec(self) -> _types_pb2.DeploymentSpec:
         """What is wanted."""
