@@ -239,6 +239,18 @@ def test_another_spec_of_the_name_is_planned_as_if_that_were_deleted() -> None:
         world.register(shards=started_shards(running), devices=(device(0),), revision=2)
 
 
+def test_replicas_that_the_new_spec_has_no_more_are_gone_by_then_too() -> None:
+    world = World()
+    world.register(devices=(device(0),))
+    old = on_cards(([0], 0.4), replicas=2)
+    shards = [it for running in world.deploy(old) for it in started_shards(running)]
+    world.register(shards=shards, devices=(device(0),), revision=2)
+
+    plan = plan_of(world, on_cards(([0], 0.9)))
+
+    assert [it.reason for it in plan.refusals] == [Reason.DEPLOYMENT_EXISTS]
+
+
 def test_a_name_that_is_being_deleted_is_refused_and_does_not_exist_any_more() -> None:
     world = World(desired=[desired()], is_new=True)
     world.register(shards=[shard()])
