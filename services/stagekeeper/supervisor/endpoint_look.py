@@ -11,6 +11,7 @@ Invariant: a look ends within twice its time limit, and leaves no connection.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from dataclasses import dataclass
 from typing import Any, Final
@@ -108,8 +109,10 @@ async def _knock(address: str) -> Found | None:
                 await loop.sock_connect(connection, place)
             except ConnectionRefusedError:
                 continue
+            except ConnectionResetError:
+                return Vacant(is_refused=False)  # closed before we came to say anything
             except OSError as error:
-                found = Silent(error.strerror or str(error))
+                found = Silent(os.strerror(error.errno) if error.errno else str(error))
                 continue
             return await _exchange(connection)
     return found
