@@ -122,10 +122,11 @@ def _accounts(cluster: Cluster, restarting: Collection[ReplicaKey]) -> dict[_Car
 
 def _claimed(worker: Worker, restarting: Collection[ReplicaKey]) -> Iterable[Holding]:
     """Yield what a worker's shards hold, by its own word."""
+    names = {key.deployment for key in restarting} if worker.takes_commands else ()
     for record in worker.shards:
-        if record.state in HOLDING_NOTHING:
+        if not record.devices or record.state in HOLDING_NOTHING:
             continue
-        if record.replica in restarting and worker.takes_commands:
+        if record.deployment in names and record.replica in restarting:
             continue
         holder = f"{record.replica} stage {record.stage_id}"
         for claim in record.devices:
