@@ -168,6 +168,7 @@ class SharedParts:
         self._texts: dict[str, str] = {}
         self.model = lru_cache(_PARTS_KEPT)(ModelInfo)
         self.generation = lru_cache(_PARTS_KEPT)(_generation)
+        self.claims = lru_cache(_PARTS_KEPT)(_claims)
         self.endpoints = lru_cache(_PARTS_KEPT)(_endpoints)
 
     def text(self, text: str) -> str:
@@ -176,6 +177,10 @@ class SharedParts:
 
 def _generation(epoch_number: int, supervisor_id: str, n: int) -> Generation:
     return Generation(Epoch(epoch_number, supervisor_id), n)
+
+
+def _claims(facts: tuple[tuple[str, int, int | None], ...]) -> tuple[DeviceClaim, ...]:
+    return tuple([DeviceClaim(DeviceId(one), reserved, used) for one, reserved, used in facts])
 
 
 def _endpoints(facts: tuple[tuple[str, bool, bool], ...]) -> tuple[EndpointInfo, ...]:
@@ -220,15 +225,17 @@ def shard_from_proto(message: pb2.ShardRecord, shared: SharedParts | None = None
         spec_revision=message.spec_revision,
         model=shared.model(message.model_name, message.model_version, tuple(message.abilities)),
         attempt=message.attempt,
-        devices=tuple(
-            [
-                DeviceClaim(
-                    DeviceId(text(claim.device_id)),
-                    claim.reserved_bytes,
-                    claim.used_bytes if claim.HasField("used_bytes") else None,
-                )
-                for claim in message.devices
-            ]
+        devices=shared.claims(
+            tuple(
+                [
+                    (
+                        it.device_id,
+                        it.reserved_bytes,
+                        it.used_bytes if it.HasField("used_bytes") else None,
+                    )
+                    for it in message.devices
+                ]
+            )
         ),
         addresses=tuple(
             [
