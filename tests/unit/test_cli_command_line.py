@@ -274,7 +274,7 @@ def test_agent_on_loopback_may_start_everything_and_a_pattern_limits_it():
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--devices=gpu", "device 'gpu' is not of the form cpu:0=8GiB"),
+        ("--devices=gpu", "device 'gpu' is none of: cuda"),
         ("--cluster=", "cluster ''"),
         ("--worker-prefix=a/b", "--worker-prefix"),
         ("--heartbeat-s=9", "--heartbeat-s"),

@@ -528,11 +528,11 @@ def test_changes_are_told_once_and_a_first_sight_not_at_all():
 
 @pytest.mark.parametrize(("agents", "each"), [(1, "3072MiB"), (2, "1536MiB")])
 def test_default_slices_share_three_quarters_of_the_ram(agents, each):
-    assert default_devices(agents, 8 * GIB) == (f"cpu:0={each}", f"cpu:1={each}")
+    assert default_devices(agents, 8 * GIB, has_gpus=False) == (f"cpu:0={each}", f"cpu:1={each}")
 
 
 def test_tiny_machine_still_gets_slices():
-    assert default_devices(8, GIB) == ("cpu:0=256MiB", "cpu:1=256MiB")
+    assert default_devices(8, GIB, has_gpus=False) == ("cpu:0=256MiB", "cpu:1=256MiB")
 
 
 def test_limit_of_a_container_counts_where_it_is_less(tmp_path):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final
 
 from stagekeeper.agent.authority import Authority
+from stagekeeper.agent.inventory import InventoryReport
 from stagekeeper.agent.log_tail import follow, tail
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operations import Operations
@@ -36,7 +37,7 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.limits import MOST_LINES_READ
-from stagekeeper.core.model import Device, OperationPlan, OperationRecord, ShardRecord
+from stagekeeper.core.model import OperationPlan, OperationRecord, ShardRecord
 from stagekeeper.core.names import cut
 from stagekeeper.runtime.convert import (
     device_to_proto,
@@ -66,7 +67,7 @@ class AgentService(AgentServiceServicer):
     """Serves one agent.
 
     Args:
-        devices: reads the cards; None when they could not be read.
+        inventory: tells the cards as they are now.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class AgentService(AgentServiceServicer):
         operations: Operations,
         stopping: Stopping,
         records: RecordStore,
-        devices: Callable[[], Iterable[Device] | None],
+        inventory: Callable[[], InventoryReport],
     ) -> None:
         self._worker_id = worker_id
         self._authority = authority
@@ -85,7 +86,7 @@ class AgentService(AgentServiceServicer):
         self._operations = operations
         self._stopping = stopping
         self._records = records
-        self._devices = devices
+        self._inventory = inventory
         self._ending = asyncio.Event()
 
     def end_streams(self) -> None:
@@ -153,10 +154,12 @@ class AgentService(AgentServiceServicer):
     async def GetInventory(
         self, request: pb.GetInventoryRequest, context: Context
     ) -> pb.GetInventoryResponse:
-        devices = self._devices()
-        if devices is None:
-            return pb.GetInventoryResponse(inventory_unknown=True)
-        return pb.GetInventoryResponse(devices=[device_to_proto(device) for device in devices])
+        inventory = self._inventory()
+        return pb.GetInventoryResponse(
+            devices=[device_to_proto(device) for device in inventory.devices],
+            inventory_unknown=bool(inventory.unknown_reason),
+            inventory_reason=inventory.unknown_reason,
+        )
 
     @answers_refusals
     async def DrainWorker(

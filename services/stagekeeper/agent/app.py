@@ -22,15 +22,18 @@ from stagekeeper.agent.authority import Authority
 from stagekeeper.agent.connection import AuthorityEnded
 from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.deaths import Deaths
-from stagekeeper.agent.devices import Inventory
+from stagekeeper.agent.device_choice import parse_choice
+from stagekeeper.agent.devices import DeviceSource
 from stagekeeper.agent.ending import kill_processes
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.host_lock import FileLock, make_lock_dir, take_worker_lock
-from stagekeeper.agent.host_memory import parse_devices
+from stagekeeper.agent.host_memory import HostMemory, parse_devices
 from stagekeeper.agent.identity import AgentIdentity
+from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.liveness import Liveness
+from stagekeeper.agent.nvml import NvmlDevices
 from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
@@ -172,10 +175,11 @@ class Agent:
             recorded_incarnation=max((it.incarnation for it in found), default=0),
         )
         self._authority = Authority(settings.cluster, self._identity)
-        domain = f"{self._identity.host_id}/{settings.worker_id}"
-        self._inventory = Inventory(parse_devices(settings.devices, domain))
-        self._ledger = Ledger(self._inventory.by_id.values())
+        self._ledger = Ledger()
+        self._inventory = Inventory(self._device_sources(), self._ledger, self._clock)
         self._slice = WorkerSlice(settings.cluster, self._report)
+        self._inventory.on_change = self._slice.changed
+        self._inventory.follow(self._owner)
         self._spool = FailureSpool(directory)
         self._spool.load()
         self._oom = OomWitness()
@@ -205,6 +209,7 @@ class Agent:
         adopted = await Adoption(self._stages, self._operations, store, deaths, self._stopping).run(
             found, operation_files, wait_s=settings.adopt_wait_s
         )
+        await self._inventory.read_once(2 * settings.device_deadline_s)
         self.adopted_count = adopted.held_count
         _log.info(
             "taken over",
@@ -215,6 +220,22 @@ class Agent:
             cleaned=adopted.cleaned_count,
             damaged=len(self._damaged),
         )
+
+    def _device_sources(self) -> list[DeviceSource]:
+        settings, host_id = self._settings, self._identity.host_id
+        choice = parse_choice(settings.devices)
+        domain = f"{host_id}/{settings.worker_id}"
+        sources: list[DeviceSource] = [HostMemory(parse_devices(choice.slices, domain))]
+        if choice.gpus is not None:
+            sources.append(
+                NvmlDevices(
+                    choice.gpus,
+                    host_id,
+                    deadline_s=settings.device_deadline_s,
+                    interval_s=settings.device_interval_s,
+                )
+            )
+        return sources
 
     def _make_operations(self, store: OperationStore, deaths: Deaths) -> Operations:
         settings = self._settings
@@ -249,7 +270,7 @@ class Agent:
             self._operations,
             self._stopping,
             self._records,
-            lambda: self._inventory.read(self._stages, self._ledger),
+            lambda: self._inventory.report(self._stages),
         )
         self._server = Server(
             self._settings.listen,
@@ -273,6 +294,7 @@ class Agent:
     # --- while it runs
 
     def _report(self) -> WorkerReport:
+        inventory = self._inventory.report(self._stages)
         return WorkerReport(
             worker_id=self._settings.worker_id,
             host_id=self._identity.host_id,
@@ -283,7 +305,9 @@ class Agent:
             stages_outlive_agent=self._surroundings.stages_outlive_agent,
             outlive_reason=self._surroundings.reason,
             highest_epoch=self._identity.highest_epoch,
-            devices=self._inventory.read(self._stages, self._ledger),
+            devices=inventory.devices,
+            inventory_unknown=bool(inventory.unknown_reason),
+            inventory_reason=inventory.unknown_reason,
             shards=tuple(self._stages.shards()),
             operations=tuple(self._operations.records()),
             failures=self._spool.pending,

@@ -1,43 +1,80 @@
-"""The agent's cards: the list that admission counts with, and what is used of each.
+"""What an agent can know of its cards, and the one way in which every kind of card is read.
 
-Host memory is the one kind that this release knows. What is used of a slice is the memory of the
-stage processes on it; of a stage on several slices each carries an even part.
+Two kinds are real: NVIDIA cards through NVML (`nvml`) and slices of RAM (`host_memory`). Decided
+here: the shape of a reading. Not decided here: what follows from it (`inventory`, `ledger`).
+
+Invariant: a list that could not be read is never an empty list. A reading either is the whole truth
+of this moment, or says why there is none, and then carries the cards as they were last read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from stagekeeper.agent.ledger import Ledger
-from stagekeeper.agent.stage_process import StageProcess
-from stagekeeper.core.ids import DeviceId
 from stagekeeper.core.model import Device
 
+if TYPE_CHECKING:
+    from stagekeeper.agent.stage_process import StageProcess
 
-class Inventory:
-    """The cards of one agent. They do not change while it lives."""
 
-    def __init__(self, devices: Iterable[Device]) -> None:
-        self._devices = {device.device_id: device for device in devices}
+@dataclass(frozen=True, slots=True)
+class CardProcess:
+    """A process on a card; `used_bytes` is None where the driver does not tell.
 
-    @property
-    def by_id(self) -> Mapping[DeviceId, Device]:
-        return self._devices
+    The pid is one of the driver's: in a container with a pid namespace of its own it may be
+    another's number, or nobody's.
+    """
 
-    def read(self, stages: Iterable[StageProcess], ledger: Ledger) -> tuple[Device, ...]:
-        """Return the cards as they are now, in the order of their index."""
-        used = dict.fromkeys(self._devices, 0)
-        for stage in stages:
-            claims = stage.shard.devices
-            for claim in claims:
-                if claim.device_id in used:  # the agent may have been started with others since
-                    used[claim.device_id] += (stage.shard.memory_bytes or 0) // len(claims)
-        return tuple(
-            replace(
-                device,
-                used_bytes=used[device.device_id],
-                reserved_bytes=ledger.reserved_bytes(device.device_id),
-            )
-            for device in sorted(self._devices.values(), key=lambda it: it.index)
-        )
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardReading:
+    """One card, as it was read.
+
+    Attributes:
+        device: its `used_bytes` is what is used by anybody, None where that is unknown; its
+            `total_bytes` is 0 where the memory could not be read: nothing new goes there.
+        processes: who is on it, ascending by pid; None where nobody can tell.
+        problem: why its memory could not be read; empty when it was.
+    """
+
+    device: Device
+    processes: tuple[CardProcess, ...] | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All cards of one kind, in their driver's order.
+
+    Attributes:
+        unknown_reason: why the list could not be read; empty when it was. The cards then are those
+            of the last good reading, without what they use.
+    """
+
+    cards: tuple[CardReading, ...] = ()
+    unknown_reason: str = ""
+
+
+class DeviceSource(Protocol):
+    """One kind of card."""
+
+    async def look(self) -> float | None:
+        """Read anew, and return after how many seconds to look again; None: never.
+
+        Returns when the cards are read, or when it is clear that they cannot be. Never raises for
+        what a driver does, and never blocks the loop. One look at a time.
+        """
+        ...
+
+    def reading(self, stages: Iterable[StageProcess]) -> Reading:
+        """Return what is known now, without asking anybody.
+
+        Args:
+            stages: those of this agent, for a kind whose memory is used by them alone.
+        """
+        ...

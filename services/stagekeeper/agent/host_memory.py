@@ -1,17 +1,23 @@
 """Host memory as devices: `cpu:0=8GiB` is a slice of RAM that stands for a card.
 
 Laptops and continuous integration use it. Nothing reserves the RAM; a slice is a number that
-admission counts with, and what is used of it is the memory of the stage processes on it.
+admission counts with, and what is used of it is the memory of the stage processes on it; of a stage
+on several slices each carries an even part.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
+from stagekeeper.agent.devices import CardProcess, CardReading, Reading
 from stagekeeper.core.ids import DeviceId
 from stagekeeper.core.model import Device
+
+if TYPE_CHECKING:
+    from stagekeeper.agent.stage_process import StageProcess
 
 KIND: Final = "cpu"
 
@@ -82,4 +88,32 @@ def parse_devices(specs: Sequence[str], lock_domain: str) -> tuple[Device, ...]:
             lock_domain_id=f"{lock_domain}/cpu:{number}",
         )
         for position, number in enumerate(sorted(sizes))
+    )
+
+
+class HostMemory:
+    """The slices of one agent. They never change, so nobody has to look."""
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self._devices = tuple(devices)
+
+    async def look(self) -> None:
+        """Nothing is read ahead: what is used is known from the stages themselves."""
+
+    def reading(self, stages: Iterable[StageProcess]) -> Reading:
+        on_slice: dict[DeviceId, list[CardProcess]] = {it.device_id: [] for it in self._devices}
+        for stage in stages:
+            slices = [it.device_id for it in stage.shard.devices if it.device_id in on_slice]
+            for device_id in slices:  # the agent may have been started with others since
+                memory_bytes = (stage.shard.memory_bytes or 0) // len(slices)
+                on_slice[device_id].append(CardProcess(stage.shard.pid, memory_bytes))
+        return Reading(
+            tuple([_card(device, on_slice[device.device_id]) for device in self._devices])
+        )
+
+
+def _card(device: Device, processes: list[CardProcess]) -> CardReading:
+    used_bytes = sum(it.used_bytes or 0 for it in processes)
+    return CardReading(
+        replace(device, used_bytes=used_bytes), tuple(sorted(processes, key=lambda it: it.pid))
     )

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stagekeeper.agent.device_choice import parse_choice
 from stagekeeper.agent.directory import SOCKET_PATH_BYTES, AgentDirectory
 from stagekeeper.agent.host_lock import default_lock_dir
-from stagekeeper.agent.host_memory import parse_devices
 from stagekeeper.core.ids import ClusterName, WorkerId
 from stagekeeper.runtime.retry import Backoff
 from stagekeeper.runtime.server import check_loopback, split_address
@@ -48,7 +48,9 @@ class AgentSettings:
         endpoint: where the supervisor is asked for.
         listen: where this agent serves; port 0 takes one from the system.
         advertise: host, or host:port, at which others reach it; empty is `listen`.
-        devices: slices of RAM, `cpu:0=8GiB`.
+        devices: as `--devices` says them; none at all are the NVIDIA cards, where there are some.
+        device_deadline_s: a call of the cards' driver that takes longer makes them unknown.
+        device_interval_s: between two readings of the cards.
         pythonpath: folders from which stages import, before the agent's own Python environment.
         allow: patterns of the entrypoints that may be started: `my_models.*`.
         operation_lease_s: an uncommitted operation that no reign joins for so long is rolled back.
@@ -70,6 +72,8 @@ class AgentSettings:
     state_dir: Path = field(default_factory=default_state_dir)
     lock_dir: Path = field(default_factory=default_lock_dir)
     devices: tuple[str, ...] = ()
+    device_deadline_s: float = 3.0
+    device_interval_s: float = 5.0
     pythonpath: tuple[Path, ...] = ()
     allow: tuple[str, ...] = ("*",)
     operation_lease_s: float = 60.0
@@ -119,7 +123,7 @@ class AgentSettings:
                 yield f"{name} {value!r} is not 1 to {LONGEST_NAME} printable characters without /"
         yield from self._address_problems()
         try:
-            parse_devices(self.devices, "")
+            parse_choice(self.devices)
         except ValueError as error:
             yield str(error)
         length = self.directory.longest_socket_bytes
@@ -134,6 +138,8 @@ class AgentSettings:
             ("register_timeout_s", self.register_timeout_s),
             ("discovery_timeout_s", self.discovery_timeout_s),
             ("busy_after_s", self.busy_after_s),
+            ("device_deadline_s", self.device_deadline_s),
+            ("device_interval_s", self.device_interval_s),
         ):
             if not seconds > 0:
                 yield f"{name} {seconds} is not above 0"

@@ -55,7 +55,7 @@ class Spawner:
 
     Args:
         identity: of this life of the agent, for the records.
-        devices: the agent's cards.
+        devices: the agent's cards, as they are at any time.
     """
 
     def __init__(
@@ -83,9 +83,11 @@ class Spawner:
         Nothing is awaited, so that nothing comes between the steps.
 
         Raises:
+            Refused: UNKNOWN_DEVICE: a card is gone since it was reserved. Nothing was begun.
             OSError: the program cannot be run, or the disk is full. The instance then is in the
                 table without a process, and is the caller's to forget.
         """
+        self._ledger.check_still_there(start)
         instance_id = InstanceId(uuid.uuid4().hex)
         launch = self._launch(plan, start, instance_id)
         record = StageRecord(
@@ -150,9 +152,9 @@ class Spawner:
         )
 
     def _launch_device(self, start: StageStart, device_id: DeviceId) -> LaunchDevice:
-        device, need = self._devices[device_id], start.spec.memory
-        reserved = 0 if need is None else need.on_card(device.total_bytes) - need.reserve_bytes
-        return LaunchDevice(device_id, device.kind, reserved, device.total_bytes)
+        total_bytes, need = self._ledger.total_bytes(device_id), start.spec.memory
+        reserved = 0 if need is None else need.on_card(total_bytes) - need.reserve_bytes
+        return LaunchDevice(device_id, self._devices[device_id].kind, reserved, total_bytes)
 
     def _shard(
         self, plan: OperationPlan, start: StageStart, instance_id: InstanceId
@@ -182,18 +184,18 @@ class Spawner:
             device_id for device_id in start.device_ids if self._devices[device_id].kind == "cuda"
         ]
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        env |= {
-            "PYTHONUNBUFFERED": "1",
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            # A stage without cards of its own sees none: it would touch those of others.
-            "CUDA_VISIBLE_DEVICES": ",".join(cuda),
-        }
+        env["PYTHONUNBUFFERED"] = "1"
         folders = [str(folder.absolute()) for folder in self._settings.pythonpath]
         if own_path := os.environ.get("PYTHONPATH"):
             folders.append(own_path)  # part of the environment from which stages import
         if folders:
             env["PYTHONPATH"] = os.pathsep.join(folders)
         env |= dict(start.spec.env)
+        # After the spec's own: which cards a stage has is settled by admission, and by nobody else.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # UUIDs, since a number means another card in a process that sees fewer. A stage without
+        # cards gets the empty list, which hides all: unset it would show those of others.
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(cuda)
         env[INSTANCE_ENV] = instance_id
         env[RUN_DIR_ENV] = str(self._settings.directory.run_dir(instance_id))
         return env

@@ -82,8 +82,9 @@ Devices = Annotated[
     list[str] | None,
     typer.Option(
         "--devices",
-        metavar="cpu:N=SIZE",
-        help="A slice of RAM that stands for a card, as cpu:0=8GiB; may be given several times.",
+        metavar="DEVICE",
+        help="cuda: all NVIDIA cards; GPU-… or MIG-…: the one whose UUID begins so; cpu:0=8GiB: a "
+        "slice of RAM that stands for a card; none. May be given several times.",
         show_default=False,
     ),
 ]

@@ -1,13 +1,22 @@
-"""Which slices of RAM stand for cards when nobody says.
+"""Which cards the agents of `up` have when nobody says.
 
-Decided here: two slices an agent, so that stages can be spread as over two cards; three quarters of
-the RAM in all, since the rest of the machine wants to live too.
+Decided here: the NVIDIA cards, where there are some; each agent has them all, and the supervisor
+counts what one reserves for the others too. Else two slices of RAM an agent, so that stages can be
+spread as over two cards; three quarters of the RAM in all, since the rest of the machine wants to
+live too.
+
+Invariant: only a host that surely has no NVIDIA card gets slices. One whose driver fails gets an
+agent that says so, instead of a deployment that silently runs on the CPU.
 """
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Final
+
+from stagekeeper.agent.device_choice import ALL_GPUS, GpuChoice
+from stagekeeper.agent.nvml import NvmlDevices
 
 SLICES_PER_AGENT: Final = 2
 SHARE_OF_RAM: Final = 0.75
@@ -19,11 +28,21 @@ _CGROUP_LIMITS: Final = (
 )
 
 
-def default_devices(agent_count: int, ram_bytes: int) -> tuple[str, ...]:
+def default_devices(agent_count: int, ram_bytes: int, *, has_gpus: bool) -> tuple[str, ...]:
     """Return the `--devices` of each of so many agents on a machine with so much RAM."""
+    if has_gpus:
+        return (ALL_GPUS,)
     share = int(ram_bytes * SHARE_OF_RAM) // (SLICES_PER_AGENT * agent_count)
     steps = max(1, share // STEP_BYTES)
     return tuple(f"cpu:{n}={steps * STEP_BYTES // 2**20}MiB" for n in range(SLICES_PER_AGENT))
+
+
+def may_have_gpus(deadline_s: float = 3.0) -> bool:
+    """Whether this machine has NVIDIA cards, or nobody can tell."""
+    gpus = NvmlDevices(GpuChoice(), "", deadline_s=deadline_s, interval_s=deadline_s)
+    asyncio.run(gpus.look())
+    reading = gpus.reading(())
+    return bool(reading.cards or reading.unknown_reason)
 
 
 def ram_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:

@@ -58,13 +58,23 @@ def agent(
     stall_after_s: Annotated[
         float, typer.Option(metavar="SECONDS", help="Without any sign of life: STALLED.")
     ] = 30.0,
+    device_deadline_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="A call of the cards' driver that takes longer has failed."
+        ),
+    ] = 3.0,
+    device_interval_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between two readings of the cards.")
+    ] = 5.0,
     insecure: flags.Insecure = False,
     log_level: flags.LogLevelFlag = flags.LogLevel.INFO,
     die_with: flags.DieWithParent = 0,
 ) -> None:
     """Run the agent of this host.
 
-    It starts stages, watches them, and reports them to the supervisor.
+    It starts stages, watches them, and reports them to the supervisor. Without --devices it takes
+    all NVIDIA cards of this host, and none where there are none.
 
     SIGTERM and Ctrl-C undo starts that are under way and leave everything else running: stages
     outlive their agent, and the next one with the same state directory and worker id takes over.
@@ -92,6 +102,8 @@ def agent(
         stop_budget_s=stop_budget_s,
         busy_after_s=busy_after_s,
         stall_after_s=stall_after_s,
+        device_deadline_s=device_deadline_s,
+        device_interval_s=device_interval_s,
         insecure=insecure,
     )
     settings.check()

@@ -45,14 +45,14 @@ def up(
     Both are started again when they die; stages go on meanwhile. Ctrl-C or SIGTERM deletes what the
     files deployed and ends supervisor and agents; a second one kills. What was deployed from
     elsewhere goes on, and so does everything when `up` itself is killed: the next `up` takes over.
-    --devices are those of each agent; without any, each has two, of three quarters of this
-    machine's RAM in all.
+    --devices are those of each agent. Without any, each has all NVIDIA cards of this machine; where
+    there are none, each has two slices of RAM, three quarters of it in all.
     """
     from stagekeeper.agent.host_lock import default_lock_dir
     from stagekeeper.cli.asking import check_endpoint
     from stagekeeper.cli.places import absolute, import_folders, make_state_dir, state_dir_path
     from stagekeeper.cli.spec_files import read_specs
-    from stagekeeper.cli.up.default_devices import default_devices, ram_bytes
+    from stagekeeper.cli.up.default_devices import default_devices, may_have_gpus, ram_bytes
     from stagekeeper.cli.up.plane import PlaneOptions
     from stagekeeper.cli.up.preflight import check_flags
     from stagekeeper.cli.up.session import run_up
@@ -65,7 +65,7 @@ def up(
         state_dir=state_dir_path(state_dir),
         lock_dir=absolute(lock_dir) if lock_dir else default_lock_dir(),
         agents=tuple(f"{worker_prefix}-{n}" for n in range(agents)),
-        devices=tuple(devices or default_devices(agents, ram_bytes())),
+        devices=tuple(devices or default_devices(agents, ram_bytes(), has_gpus=may_have_gpus())),
         pythonpath=import_folders(pythonpath),
         # Without a file nothing is known of what will be deployed, and everything is allowed.
         allow=(*sorted(named), *(allow or ())),

@@ -1,0 +1,161 @@
+"""The cards of one agent: all kinds together, read again and again, for admission and reports.
+
+Decided here: when a change of the cards is another slice (which there are, how large they are, and
+whether that is known; what is used of them is a figure), and who on a card is a stranger. Not
+decided here: how a kind is read (`nvml`, `host_memory`), what is admitted (`ledger`).
+
+Invariant: the ledger counts with what the last look found, from that look on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import structlog
+
+from stagekeeper.agent.devices import CardProcess, CardReading, DeviceSource
+from stagekeeper.agent.figures import device_without_figures
+from stagekeeper.agent.ledger import Ledger
+from stagekeeper.agent.stage_process import StageProcess
+from stagekeeper.core.ids import DeviceId
+from stagekeeper.core.model import Device
+from stagekeeper.runtime.clock import Clock
+from stagekeeper.runtime.launch import INSTANCE_ENV
+from stagekeeper.runtime.process import environment_holds, read_stat
+from stagekeeper.runtime.tasks import TaskOwner
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryReport:
+    """The cards in the order of their index; as they were last read where `unknown_reason` says why
+    they could not be read since."""
+
+    devices: tuple[Device, ...]
+    unknown_reason: str = ""
+
+
+class Inventory:
+    """The cards of one agent, which change while it lives.
+
+    Args:
+        sources: one for each kind; the cards of the first come first.
+        ledger: told of every change.
+
+    Attributes:
+        on_change: called when what is reported of the cards is another thing now.
+    """
+
+    def __init__(self, sources: Sequence[DeviceSource], ledger: Ledger, clock: Clock) -> None:
+        self._sources = sources
+        self._ledger = ledger
+        self._clock = clock
+        self._by_id: dict[DeviceId, Device] = {}
+        self._known: tuple[tuple[Device, ...], str] | None = None
+        self._unread = set(range(len(sources)))
+        self._is_read = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        self._take_in()
+
+    @property
+    def by_id(self) -> Mapping[DeviceId, Device]:
+        """The cards as they were last read; what is got here once changes with them."""
+        return MappingProxyType(self._by_id)
+
+    def follow(self, owner: TaskOwner) -> None:
+        """Read every kind now, and again and again, in tasks of `owner`."""
+        for place, source in enumerate(self._sources):
+            _ = owner.start(f"devices {place}", self._follow(place, source))
+
+    async def read_once(self, within_s: float) -> None:
+        """Return when every kind has been read once, or could not be, or when time is up."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._is_read.wait()
+        except TimeoutError:
+            _log.warning("the devices are still being read; this agent goes on without them")
+
+    def report(self, stages: Iterable[StageProcess]) -> InventoryReport:
+        """Return the cards as they are now, with what is used and reserved of them."""
+        cards, unknown_reason = self._read(tuple(stages))
+        return InventoryReport(
+            tuple(
+                replace(it.device, reserved_bytes=self._ledger.reserved_bytes(it.device.device_id))
+                for it in cards
+            ),
+            unknown_reason,
+        )
+
+    def strangers(
+        self, stages: Iterable[StageProcess]
+    ) -> dict[DeviceId, tuple[CardProcess, ...] | None]:
+        """Return who is on each card and belongs to none of `stages`; None where nobody can tell.
+
+        Stages of other agents are strangers too: what they hold is not in this agent's ledger.
+        """
+        held = tuple(stages)
+        cards, _ = self._read(held)
+        return {
+            card.device.device_id: None
+            if card.processes is None
+            else tuple(it for it in card.processes if not _belongs(it.pid, held))
+            for card in cards
+        }
+
+    async def _follow(self, place: int, source: DeviceSource) -> None:
+        wait_s: float | None = 0.0
+        while wait_s is not None:
+            wait_s = await source.look()
+            self._take_in()
+            self._unread.discard(place)
+            if not self._unread:
+                self._is_read.set()
+            if wait_s is not None:
+                await self._clock.sleep(wait_s)
+
+    def _take_in(self) -> None:
+        cards, unknown_reason = self._read(())
+        devices = tuple(device_without_figures(card.device) for card in cards)
+        self._by_id.clear()
+        self._by_id.update({device.device_id: device for device in devices})
+        problems = {card.device.device_id: card.problem for card in cards if card.problem}
+        self._ledger.cards_are(devices, unknown_reason=unknown_reason, problems=problems)
+        if self._known == (devices, unknown_reason):
+            return
+        if self._known is not None:
+            tell = _log.warning if unknown_reason or problems else _log.info
+            tell(
+                "the devices are known anew",
+                devices=", ".join(f"{it.device_id} ({it.total_bytes} bytes)" for it in devices),
+                unknown=unknown_reason,
+                unread=problems,
+            )
+        self._known = (devices, unknown_reason)
+        self.on_change()
+
+    def _read(self, stages: tuple[StageProcess, ...]) -> tuple[list[CardReading], str]:
+        readings = [source.reading(stages) for source in self._sources]
+        cards = [
+            replace(card, device=replace(card.device, index=index))
+            for index, card in enumerate(card for reading in readings for card in reading.cards)
+        ]
+        return cards, "; ".join(it.unknown_reason for it in readings if it.unknown_reason)
+
+
+def _belongs(pid: int, stages: Iterable[StageProcess]) -> bool:
+    """Whether a process is one of a stage's: in its session, or with its id in the environment."""
+    stat = read_stat(pid)
+    if stat is None:
+        return False
+    for stage in stages:
+        handle = stage.handle
+        # A session's number is surely its own only while its leader lives.
+        if handle is not None and not handle.has_exited and stat.session == handle.pid:
+            return True
+        if stage.holds_processes and environment_holds(pid, INSTANCE_ENV, stage.instance_id):
+            return True
+    return False

@@ -1,0 +1,128 @@
+"""A process that reads NVIDIA cards when it is told to: NVML is loaded once a process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagekeeper.agent.device_choice import parse_choice
+from stagekeeper.agent.nvml import NvmlDevices
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look, as another process saw it.
+
+    `took_s` is how long it took, `look_again_s` what it answered.
+    """
+
+    cards: dict[str, dict[str, Any]]
+    unknown_reason: str
+    look_again_s: float
+    took_s: float
+    thread_count: int
+    has_pynvml: bool
+
+    @property
+    def uuids(self) -> list[str]:
+        return list(self.cards)
+
+
+class NvmlReader:
+    """The other process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def look(self) -> Seen:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"look\n")
+        line = await asyncio.wait_for(self.process.stdout.readline(), 60)
+        return Seen(**json.loads(line))
+
+    async def end(self) -> int:
+        """Tell it to end, and return its exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return await asyncio.wait_for(self.process.wait(), 10)
+
+
+@asynccontextmanager
+async def nvml_reader(
+    env: Mapping[str, str], *devices: str, deadline_s: float = 30.0
+) -> AsyncIterator[NvmlReader]:
+    """A process that was given these `--devices`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.fakes.nvml_reader",
+        json.dumps([deadline_s, *devices]),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, **env},
+    )
+    try:
+        yield NvmlReader(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _look(source: NvmlDevices) -> Seen:
+    began = time.monotonic()
+    look_again_s = await source.look()
+    took_s = time.monotonic() - began
+    reading = source.reading(())
+    return Seen(
+        cards={
+            it.device.device_id: {
+                **dataclasses.asdict(it.device),
+                "processes": None
+                if it.processes is None
+                else {str(process.pid): process.used_bytes for process in it.processes},
+                "problem": it.problem,
+            }
+            for it in reading.cards
+        },
+        unknown_reason=reading.unknown_reason,
+        look_again_s=look_again_s,
+        took_s=took_s,
+        thread_count=len(os.listdir("/proc/self/task")),
+        has_pynvml="pynvml" in sys.modules,
+    )
+
+
+async def _serve(deadline_s: float, devices: list[str]) -> None:
+    choice = parse_choice(devices).gpus
+    assert choice is not None
+    source = NvmlDevices(choice, "host", deadline_s=deadline_s, interval_s=5.0)
+    loop = asyncio.get_running_loop()
+    words = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
+    while await words.readline():
+        seen = await _look(source)
+        sys.stdout.write(json.dumps(dataclasses.asdict(seen)) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    deadline_s, *devices = json.loads(sys.argv[1])
+    asyncio.run(_serve(deadline_s, devices))
+
+
+if __name__ == "__main__":
+    main()
