@@ -443,7 +443,7 @@ class GetInventoryResponse(_message.Message):
     """With inventory_unknown: why."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Device]:
-        """In the order of their index."""
+        """In the order of their index; with inventory_unknown as they were last read."""
 
     def __init__(
         self,

@@ -140,7 +140,10 @@ class RegisterWorkerRequest(_message.Message):
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Device]:
-        """Its cards; empty with inventory_unknown when they could not be read."""
+        """Its cards; with inventory_unknown as they were last read, without what is used of them: what is
+        held on them goes on counting where others see the same card. A total of 0 is memory that could
+        not be read: nothing new goes there.
+        """
 
     @_builtins.property
     def replica_states(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]:
