@@ -43,6 +43,8 @@ from stagekeeper.core.model import DeploymentSpec, MemoryNeed, ModelInfo, Placem
 from stagekeeper.core.names import cut, name_problem, shown, text_problem
 
 RESERVED_ENV = "STAGEKEEPER_"
+CARDS_ENV = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+"""Which cards a stage sees is settled by placement and admission, which know only `devices`."""
 
 _TOO_DEEP = f"is nested deeper than {DEEPEST_ARGS} containers"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
@@ -231,6 +233,8 @@ def _check_env(path: str, env: Sequence[tuple[str, str]], problems: _Problems) -
             problems.add(where, "is no variable's name: letters, digits and _, not a digit first")
         elif name.startswith(RESERVED_ENV):
             problems.add(where, f"names that begin with {RESERVED_ENV} are set by the agent")
+        elif name in CARDS_ENV:
+            problems.add(where, "is set by the agent, from the stage's devices: leave it out")
         if "\0" in value:
             problems.add(where, "its value contains a NUL character")
     problems.add(f"{path}.env", _size_problem(size, LARGEST_ENV_BYTES))
