@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tests.harness.cluster import STAGES
+from tests.harness.cluster import DEVICES, STAGES
 from tests.harness.processes import Program, processes_naming, start_ticks
 from tests.harness.waiting import wait_for
 
@@ -98,7 +98,11 @@ class Up:
         return path
 
     def start(
-        self, *argv: str | Path, agents: int = 1, pythonpath: Sequence[Path] = (STAGES,)
+        self,
+        *argv: str | Path,
+        agents: int = 1,
+        pythonpath: Sequence[Path] = (STAGES,),
+        devices: Sequence[str] = DEVICES,
     ) -> Program:
         """Start `up` with these files and flags, with what an earlier one left."""
         self.program = Program(
@@ -110,8 +114,7 @@ class Up:
                 f"--endpoint={self.endpoint}",
                 f"--state-dir={self.directory / 's'}",
                 f"--lock-dir={self.directory / 'l'}",
-                "--devices=cpu:0=1GiB",
-                "--devices=cpu:1=1GiB",
+                *(f"--devices={device}" for device in devices),
                 "--heartbeat-s=0.5",
                 *(f"--pythonpath={folder}" for folder in pythonpath),
             ],
@@ -120,9 +123,11 @@ class Up:
         )
         return self.program
 
-    async def serving(self, *argv: str | Path, agents: int = 1) -> Program:
+    async def serving(
+        self, *argv: str | Path, agents: int = 1, devices: Sequence[str] = DEVICES
+    ) -> Program:
         """Start `up`, and wait until all that it was given serves."""
-        program = self.start(*argv, agents=agents)
+        program = self.start(*argv, agents=agents, devices=devices)
         self.endpoint = (await program.line(r"^up: endpoint (\S+);"))[1]
         return program
 
