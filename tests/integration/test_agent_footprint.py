@@ -83,6 +83,27 @@ async def test_idle_agent_is_small_and_quiet(stage_count):
         await agent.kill()
 
 
+async def test_idle_agent_that_reads_cards_is_small_too(nvml):
+    for number in range(8):
+        nvml.card(f"GPU-{number}")
+    async with Overseer(pace_s=0.2) as overseer, home_at(overseer.endpoint) as home:
+        agent = await AgentProcess.start(
+            home, env=nvml.env, devices=("cuda",), device_interval_s=0.05
+        )
+        await overseer.hears(lambda it: len(it.devices) == 8, "it registers")
+        reads = nvml.calls.count("nvmlDeviceGetCount")
+        await wait_for(
+            lambda: nvml.calls.count("nvmlDeviceGetCount") >= reads + 20, "it has read them often"
+        )
+        resident = resident_mb(agent.pid)
+        libraries = Path(f"/proc/{agent.pid}/maps").read_text()
+        print(f"with 8 cards: {resident:.1f} MB")
+
+        assert resident <= 64
+        assert "libtorch" not in libraries
+        await agent.kill()
+
+
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

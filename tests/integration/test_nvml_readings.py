@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tests.fakes.nvml_library import (
@@ -279,3 +283,30 @@ async def test_process_ends_while_a_call_hangs(nvml):
     async with nvml_reader(nvml.env, deadline_s=0.1) as reader:
         assert "nvmlInit has not returned" in (await reader.look()).unknown_reason
         assert await reader.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "may_have"),
+    [
+        ((f"card {A} 1 0 x",), True),
+        ((), False),
+        (("hang nvmlInit",), True),
+        ((f"error nvmlInit {UNKNOWN}",), True),
+        (("error nvmlInit 9",), False),
+    ],
+)
+def test_up_takes_slices_only_where_there_surely_is_no_card(nvml, facts, may_have):
+    nvml.says(*facts)
+    script = (
+        "from stagekeeper.cli.up.default_devices import may_have_gpus; print(may_have_gpus(0.3))"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **nvml.env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ended.stdout.strip() == str(may_have), ended.stderr
