@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,29 @@ async def test_swallowed_reply_is_recovered_from_any_number_of_times(world, cycl
         assert len(world.network.registrations) == cycle + 2
         assert world.network.open_links == 1
     assert world.clock.sleeper_count <= 2
+
+
+async def test_swallowed_registration_is_made_again_when_its_time_is_over(world):
+    world.network.swallows = {"register"}
+    await world.run()
+    await world.clock.advance(world.settings.register_timeout_s + 0.1)
+    world.network.swallows = set()
+    await world.clock.advance(world.settings.register_timeout_s + 0.2)
+
+    assert world.session.connection is not None
+    assert world.session.connection.is_registered
+    assert {it.revision for it in world.network.registrations} == {1}
+
+
+async def test_large_slice_is_given_the_time_that_its_bytes_need(world):
+    world.failures = {FailureId("f1"): replace(failure(), message="x" * 640 * 1024)}
+    world.network.swallows = {"register"}
+    await world.run()
+
+    await world.clock.advance(world.settings.register_timeout_s + 9.0)
+    assert len(world.network.registrations) == 1
+    await world.clock.advance(2.0)
+    assert len(world.network.registrations) == 2
 
 
 async def test_late_failure_of_an_old_connection_drops_nothing(world):

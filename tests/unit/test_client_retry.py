@@ -119,3 +119,20 @@ async def test_search_ends_at_the_first_failure_that_may_have_run(sleeps):
             has_another=lambda: True,
             sleep=sleeps,
         )
+
+
+async def test_patience_counts_from_the_first_failure_however_late_that_comes(sleeps):
+    """A dead connection is noticed after seconds: only then is the supervisor known to be away."""
+    error = _unreachable()
+    tries = 0
+
+    async def attempt():
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            await sleeps(8.0)
+        if tries <= 3:
+            raise error
+        return tries
+
+    assert await retry.for_a_while(3.0, lambda e: e is error, sleep=sleeps)(attempt) == 4

@@ -74,14 +74,29 @@ def for_a_while(
     *,
     sleep: Sleep = asyncio.sleep,
 ) -> AsyncRetrying:
-    """Repeat what is safe to repeat for `patience_s`, then raise the last error."""
+    """Repeat what is safe to repeat for `patience_s`, then raise the last error.
+
+    It counts from the first failure. An attempt over a connection that is dead and does not say so
+    fails only when the transport has noticed, and that is when trying begins.
+    """
     return AsyncRetrying(
         sleep=sleep,
-        stop=stop_before_delay(patience_s),
+        stop=_after_the_first_failure(patience_s),
         wait=_jitter(RECONNECT_BASE_S, RECONNECT_CAP_S),
         retry=retry_if_exception(is_safe),
         reraise=True,
     )
+
+
+def _after_the_first_failure(patience_s: float) -> Callable[[RetryCallState], bool]:
+    failed_at: list[float] = []
+
+    def is_over(state: RetryCallState) -> bool:
+        now = state.outcome_timestamp or 0.0
+        failed_at.append(now)
+        return now - failed_at[0] + state.upcoming_sleep >= patience_s
+
+    return is_over
 
 
 async def on_another_replica(

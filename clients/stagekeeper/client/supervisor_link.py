@@ -98,23 +98,38 @@ class SupervisorLink:
         ],
         request: Request,
         timeout: float | None = None,
+        *,
+        silence_s: float | None = None,
     ) -> AsyncGenerator[Answer, None]:
         """Yield a stream's messages, once; closing the generator cancels the stream.
 
+        Args:
+            rpc: which one, taken from the stub.
+            request: what is asked.
+            timeout: seconds for the whole stream.
+            silence_s: the longest time between two messages, for streams that are never silent.
+
         Raises:
-            SupervisorUnreachable: it could not be opened, or it broke.
+            SupervisorUnreachable: it could not be opened, it broke, or it fell silent.
             StagekeeperError: what the supervisor said instead of going on.
         """
         with self._pool.link(self.endpoint) as link:
             call = rpc(link.stub(DeploymentServiceStub))(request, timeout=timeout)
+            messages = aiter(call)
             try:
-                async for message in call:
+                while True:
+                    async with asyncio.timeout(silence_s):
+                        message = await anext(messages, None)
+                    if message is None:
+                        return
                     yield message
             except grpc.RpcError as error:
                 raise self._failed(link, error) from released(error)
+            except TimeoutError:
+                raise self._silent(link, silence_s) from None
             finally:
                 call.cancel()  # does nothing to one that has ended
-                del call  # see `released`
+                del call, messages  # see `released`
 
     async def close(self) -> None:
         """Close the channel; questions under way are cancelled."""
@@ -123,6 +138,9 @@ class SupervisorLink:
     def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
         failure = from_rpc(error, where=f"the supervisor at {self.endpoint}")
         if failure.reason not in _GONE:
+            if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
+                # Nobody said anything: the connection may be dead without a word.
+                self._pool.drop(link)
             return failure
         self._pool.drop(link)
         return SupervisorUnreachable(
@@ -132,4 +150,14 @@ class SupervisorLink:
             never_ran=failure.never_ran,
             retry_after_s=failure.retry_after_s,
             next_move="start the supervisor, or check the endpoint (--endpoint)",
+        )
+
+    def _silent(self, link: Link, silence_s: float | None) -> SupervisorUnreachable:
+        # The transport may be alive, and answer pings, before a supervisor that is not.
+        self._pool.drop(link)
+        return SupervisorUnreachable(
+            f"the supervisor at {self.endpoint} said nothing for {silence_s:g} s",
+            reason=CONNECTION_LOST,
+            code=grpc.StatusCode.UNAVAILABLE,
+            next_move="look at the supervisor's log: it runs and does not answer",
         )

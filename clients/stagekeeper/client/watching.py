@@ -26,6 +26,10 @@ from stagekeeper.v1.types_pb2 import ChangeRevision
 
 _log = logging.getLogger("stagekeeper.client")
 
+SILENCE_S = 20.0
+"""A watch that said nothing for so long is opened anew: the supervisor sends a bookmark each 5 s
+when nothing changes."""
+
 Changes = AsyncGenerator[WatchDeploymentsResponse, None]
 
 
@@ -68,7 +72,9 @@ async def _opened(
         nonlocal after
         while True:
             stream = link.stream(
-                lambda stub: stub.WatchDeployments, WatchDeploymentsRequest(after=after)
+                lambda stub: stub.WatchDeployments,
+                WatchDeploymentsRequest(after=after),
+                silence_s=SILENCE_S,
             )
             try:
                 return stream, await anext(stream, None)

@@ -54,6 +54,16 @@ CLIENT_OPTIONS: Final[Options] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+PATIENT_PING_TIMEOUT_MS: Final = 30_000
+
+BEATING_CLIENT_OPTIONS: Final[Options] = tuple(
+    (name, PATIENT_PING_TIMEOUT_MS if name == "grpc.http2.ping_timeout_ms" else value)
+    for name, value in CLIENT_OPTIONS
+)
+"""For a connection whose user beats, and so finds out by itself that it is dead. A ping waits its
+turn behind what is being sent: with the short time-out a message that its link needs a few seconds
+for would end its own connection."""
+
 SERVER_OPTIONS: Final[Options] = (
     # On by default, and then two servers share one port without a word.
     ("grpc.so_reuseport", 0),

@@ -50,6 +50,10 @@ _BEATS_PER_LOOK: Final = 5
 
 _SHORTEST_TIMEOUT_S: Final = 0.25
 
+_SLOWEST_LINK_BYTES_PER_S: Final = 64 * 1024
+"""A registration is given the time that its bytes need on such a link, beside its time-out: else a
+large slice on a slow link would be cut off and sent again for ever."""
+
 
 class Session:
     """Finds a supervisor, registers, beats, for ever.
@@ -161,7 +165,7 @@ class Session:
         copy = self._slice.copy()
         try:
             response = await connection.link.register(
-                copy.request, self._settings.register_timeout_s
+                copy.request, self._register_timeout_s(copy.request)
             )
         except CallFailed as error:
             raise self._refused(error) from error
@@ -341,6 +345,10 @@ class Session:
         """A beat that is not answered before the next is due has failed."""
         pace_s = max(connection.next_heartbeat_s, _SHORTEST_TIMEOUT_S)
         return min(self._settings.heartbeat_timeout_s, pace_s)
+
+    def _register_timeout_s(self, request: supervisor_pb2.RegisterWorkerRequest) -> float:
+        travel_s = request.ByteSize() / _SLOWEST_LINK_BYTES_PER_S
+        return self._settings.register_timeout_s + travel_s
 
     def _beats_until_look(self) -> int:
         return 1 + round(_BEATS_PER_LOOK * (0.5 + self._random()))

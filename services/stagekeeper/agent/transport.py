@@ -17,7 +17,7 @@ from stagekeeper.v1 import discovery_service_pb2_grpc as discovery_grpc
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 from stagekeeper.v1 import supervisor_service_pb2_grpc as supervisor_grpc
 from stagekeeper.wire.error_details import describe, is_own_cancellation, released
-from stagekeeper.wire.transport import CLIENT_OPTIONS
+from stagekeeper.wire.transport import BEATING_CLIENT_OPTIONS, CLIENT_OPTIONS
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -105,9 +105,9 @@ class GrpcLink:
     """A channel with its own subchannels, and the stubs made from it."""
 
     def __init__(self, address: str) -> None:
-        # CLIENT_OPTIONS has the own subchannel pool: with the shared one this channel would
-        # inherit the back-off of the one before it to the same address.
-        self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        # The options have the own subchannel pool: with the shared one this channel would inherit
+        # the back-off of the one before it to the same address.
+        self._channel = grpc.aio.insecure_channel(address, options=BEATING_CLIENT_OPTIONS)
         self._stub = supervisor_grpc.SupervisorServiceStub(self._channel)
 
     async def register(
