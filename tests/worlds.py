@@ -6,6 +6,7 @@ event that the kept views are what a derivation from scratch says.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from stagekeeper.core.commands import (
     Write,
 )
 from stagekeeper.core.derive import derive_replica
+from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.events import (
     DeploymentDeleted,
     DeploymentRequested,
@@ -45,6 +47,7 @@ from stagekeeper.core.ids import (
 )
 from stagekeeper.core.model import (
     DeploymentSpec,
+    DeploymentView,
     Device,
     DeviceClaim,
     Failure,
@@ -56,6 +59,7 @@ from stagekeeper.core.model import (
     StageSpec,
     WorkerReport,
 )
+from stagekeeper.core.rederivation import context_of
 from stagekeeper.core.registry import Registry, RegistrySettings
 from stagekeeper.core.stage_sets import Claim
 from stagekeeper.core.states import OperationState, ShardState
@@ -179,6 +183,14 @@ def record_of(plan: OperationPlan, state: OperationState, **changes) -> Operatio
     return replace(made, **changes)
 
 
+def timeless(views: Iterable[DeploymentView]) -> list[DeploymentView]:
+    """Leave out since when anything is so: that depends on who reported first."""
+    return [
+        replace(view, since=None, replicas=tuple(replace(it, since=None) for it in view.replicas))
+        for view in views
+    ]
+
+
 def only(kind: Any, commands: Iterable[Command]) -> list[Any]:
     return [command for command in commands if isinstance(command, kind)]
 
@@ -272,7 +284,7 @@ class World:
 
 
 def _rank(command: Command) -> int:
-    ranked: tuple[Any, ...] = (Reply, Write, Work, PublishChange)
+    ranked: tuple[Any, ...] = (Reply, Write, Work, PublishEvent, PublishChange)
     for rank, kinds in enumerate(ranked):
         if isinstance(command, kinds):
             return rank
@@ -324,4 +336,18 @@ def check_books(cluster: Cluster) -> None:
             for worker_id, records in reversed(claims.get(key, {}).items())
             for record in reversed(records)
         ]
-        assert derive_replica(key, made, cluster._context(key)) == kept.get(key)
+        view = kept.get(key)
+        replica_since = None if view is None else view.since
+        derived = derive_replica(key, made, context_of(cluster, key))
+        assert (derived and replace(derived, since=replica_since)) == view
+    counted = {
+        name: Counter(kept[it].state for it in kept if it.deployment == name)
+        for name in cluster.indexes
+    }
+    assert {name: +counts for name, counts in cluster.counts.items() if +counts} == counted
+    assert not cluster.moved and not cluster.news
+    for name in cluster.visible:
+        composed = cluster.compose(name)
+        assert composed is not None
+        assert cluster.deployment_states[name] == (composed.state, composed.since)
+    assert cluster.deployment_states.keys() == cluster.visible

@@ -143,6 +143,16 @@ async def get_deployment(endpoint: str, name: str) -> deployment_service_pb2.Dep
     return answer.deployment
 
 
+def timeless(deployment: deployment_service_pb2.Deployment) -> deployment_service_pb2.Deployment:
+    """Leave out since when anything is so: another reign did not see it begin."""
+    copy = deployment_service_pb2.Deployment()
+    copy.CopyFrom(deployment)
+    copy.ClearField("state_time")
+    for replica in copy.replicas:
+        replica.ClearField("state_time")
+    return copy
+
+
 def spec(name: str = "m", *, replicas: int = 1, stages: int = 2) -> types_pb2.DeploymentSpec:
     """Build a spec whose stages take a quarter of one card each."""
     return types_pb2.DeploymentSpec(

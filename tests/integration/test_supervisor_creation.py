@@ -384,7 +384,7 @@ async def test_creation_stream_is_ended_when_the_supervisor_ends(them, agent):
 
 async def test_without_a_store_everything_works_and_says_that_it_is_not_durable():
     async with (
-        reigns(None, registry={"recovery_window_s": 0.2}) as them,
+        reigns(None, registry={"recovery_window_s": 0.2, "longest_backoff_s": 0.1}) as them,
         FakeAgent(them.endpoint).serving(),
     ):
         async with creating(them.endpoint, spec()) as creation:

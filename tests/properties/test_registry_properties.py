@@ -28,6 +28,7 @@ from tests.worlds import (
     report,
     shard,
     spec,
+    timeless,
 )
 
 # A busy machine is no failure.
@@ -112,7 +113,7 @@ def tell(world: World, reports: Iterable[WorkerReport]) -> None:
 def seen(world: World) -> tuple:
     """All that can be read of a registry, but for how often it was told."""
     return (
-        world.registry.deployments(),
+        timeless(world.registry.deployments()),
         [replace(it, registration_count=0) for it in world.registry.workers(world.now)],
         world.registry.failures(),
         (world.registry.mode, world.registry.epoch),

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from stagekeeper.core.ids import ChangeRevision
 from tests.worlds import (
+    REIGN,
     World,
     desired,
     spec,
@@ -25,7 +27,7 @@ def test_what_is_wanted_says_whether_it_survives(durable) -> None:
 def test_the_first_snapshot_is_no_change() -> None:
     world = World(desired=[desired()], roster=["w1"])
 
-    assert world.registry.revision.n == 0
+    assert world.registry.changes_since(ChangeRevision(REIGN, 0)) == []
     assert [it.name for it in world.registry.deployments()] == ["m"]
 
 

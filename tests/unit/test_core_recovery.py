@@ -32,6 +32,7 @@ from tests.worlds import (
     shard,
     spec,
     stops,
+    timeless,
 )
 
 
@@ -133,7 +134,7 @@ def test_the_registry_is_rebuilt_from_what_workers_hold() -> None:
             held = [it for k in (number, number + 3) for it in replica_shards("m", k, 2, k + 1)]
             world.register(f"w{number}", [*held, *([shard("n")] if number == 1 else [])])
 
-    assert after.registry.deployments() == before.registry.deployments()
+    assert timeless(after.registry.deployments()) == timeless(before.registry.deployments())
     assert after.view("n").create_time == 7.0
     assert after.view("m").state is DeploymentState.READY
     assert after.registry.registration_count == 3
@@ -391,3 +392,21 @@ def test_what_is_only_reported_is_shown_and_never_stopped() -> None:
         DeploymentState.READY, None, 1, False,
     )  # fmt: skip
     assert world.view("half").state is DeploymentState.FAILED
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(1.999, True), (2.0, False)])
+def test_without_a_roster_every_agent_gets_two_of_its_longest_pauses(seconds, holds) -> None:
+    settings = RegistrySettings(recovery_window_s=0.5, longest_backoff_s=1.0)
+    world = World(is_new=False, settings=settings)
+
+    world.tick(seconds)
+
+    assert is_holding(world) is holds
+
+
+def test_with_a_roster_the_window_is_as_short_as_it_was_set() -> None:
+    world = World(roster=["w1"], settings=RegistrySettings(recovery_window_s=0.5))
+
+    world.tick(0.5)
+
+    assert not is_holding(world)

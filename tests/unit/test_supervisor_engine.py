@@ -152,7 +152,8 @@ def test_worker_that_comes_with_shards_is_on_the_roster_by_the_next_tick():
 
 
 def watchers(office: Office) -> Watchers:
-    return Watchers(office.engine, DeploymentMessages(), office.clock, bookmark_s=5.0)
+    messages = DeploymentMessages(office.engine.registry, office.clock)
+    return Watchers(office.engine, messages, office.clock, bookmark_s=5.0, slow_reader_s=30.0)
 
 
 def view_of(message: deployment_service_pb2.WatchDeploymentsResponse) -> tuple[str, bool]:

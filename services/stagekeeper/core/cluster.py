@@ -1,26 +1,26 @@
 """The books of one reign: reports kept, replicas derived, wishes, operations, and their indexes.
 
-Decided here: which views have to be derived again after something was touched, and what changed
-by it. Not decided here: what any event means (the handlers), and what is asked of agents
-(`reconcile`).
+Decided here: what a change of one book touches in the others. Not decided here: what an event means
+(the handlers), what the replicas are then (`rederivation`), what is asked of agents (`reconcile`),
+and what is told of all that (`publishing`).
 
-Invariant: `views` is always what `derive_replica` says of `claims` once `rederive` has run; the
-cost of an event is that of the replicas it touched.
+Invariant: whatever may change a view has touched its replica; the cost of an event is that of the
+replicas it touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from stagekeeper.core.changes import ChangeLog
 from stagekeeper.core.commands import (
-    ChangeKind,
     Desired,
     EntombDeployment,
     HeartbeatAnswered,
     HeartbeatVerdict,
     LookForReign,
-    PublishChange,
     SaveDeployment,
     SaveEpoch,
     SaveFailure,
@@ -29,7 +29,14 @@ from stagekeeper.core.commands import (
     Write,
 )
 from stagekeeper.core.compose import compose_deployment
-from stagekeeper.core.derive import ReplicaContext, derive_replica
+from stagekeeper.core.event_log import (
+    ITSELF,
+    EventKind,
+    PublishEvent,
+    Subject,
+    of_replica,
+    of_worker,
+)
 from stagekeeper.core.failure_log import FailureLog
 from stagekeeper.core.ids import (
     ClusterName,
@@ -44,9 +51,15 @@ from stagekeeper.core.model import DeploymentView, Failure, ReplicaView, ShardRe
 from stagekeeper.core.operations import FailureNote, Operation, OperationBook
 from stagekeeper.core.pending import PendingWork
 from stagekeeper.core.settings import RegistrySettings
-from stagekeeper.core.stage_sets import Claim
-from stagekeeper.core.states import WORKER_MOVES, ReplicaState, WorkerState, check_move
+from stagekeeper.core.states import DeploymentState, ReplicaState, WorkerState
 from stagekeeper.core.workers import Worker
+
+
+class Moved(NamedTuple):
+    """A replica whose state is another one than before the event; what held then."""
+
+    before: ReplicaView | None
+    was_recovering: bool
 
 
 class Cluster:
@@ -56,6 +69,11 @@ class Cluster:
     `indexes` has, for each name, the replicas that have a view; `contested` are replicas of which
     more is reported than is shown. `due` are workers whose wanted
     stops and cancellations have to be worked out again; a dict, since order is kept in it.
+
+    `lives_told` are the incarnations of a worker that were told, by event, of a later one.
+    `now` is the time of the event that is being taken in. `counts` has, for each name, how many of
+    its replicas are in which state. `moved` and `news` are what `publishing` has still to tell;
+    `deployment_states` what it told last, and since when that holds.
     """
 
     def __init__(
@@ -79,9 +97,11 @@ class Cluster:
         self.desired: dict[DeploymentName, Desired] = {it.spec.name: it for it in desired}
         self.tombstones = dict(tombstones)
         self.started_at = now
+        self.now = now
         self.awaited: dict[WorkerId, None] = dict.fromkeys(sorted(roster))
         self.has_roster = bool(self.awaited)
-        self.hold_until = None if is_new else now + settings.recovery_window_s
+        window_s = settings.window_s(has_roster=self.has_roster)
+        self.hold_until = None if is_new else now + window_s
         self.saved_roster = tuple(self.awaited)
         self.is_roster_stale = False
 
@@ -92,13 +112,19 @@ class Cluster:
         self.pending = PendingWork()
         self.failures = FailureLog(settings.failure_limit, failures)
         self.registration_count = 0
+        self.lives_told: dict[WorkerId, set[int]] = {}
 
         self.views: dict[ReplicaKey, ReplicaView] = {}
         self.indexes: dict[DeploymentName, set[ReplicaIndex]] = {}
         self.contested: set[ReplicaKey] = set()
         self.composed: dict[DeploymentName, DeploymentView] = {}
-        self.changes = ChangeLog(epoch, settings.change_log_limit)
         self.visible: set[DeploymentName] = set(self.desired)
+        self.counts: dict[DeploymentName, Counter[ReplicaState]] = {}
+        self.deployment_states: dict[DeploymentName, tuple[DeploymentState, float | None]] = {}
+
+        self.changes = ChangeLog(epoch, settings.change_log_limit, settings.event_log_limit)
+        self.news: list[PublishEvent] = []
+        self.moved: dict[ReplicaKey, Moved] = {}
         self.derivation_count = 0
 
         self.writes: list[Write] = []
@@ -111,8 +137,6 @@ class Cluster:
         self.set_pace()
         for deployment in self.desired:
             self.touch_deployment(deployment)
-        self.rederive()
-        self.touched_names.clear()
 
     # Time and reigns.
 
@@ -131,10 +155,27 @@ class Cluster:
     def raise_epoch(self, seen: Epoch) -> None:
         """Go above a reign that a worker has seen; everybody else has to register anew."""
         self.work.append(LookForReign(above=self.epoch))
-        self.epoch = Epoch(seen.number + 1, self.epoch.supervisor_id)
+        ours, self.epoch = self.epoch, Epoch(seen.number + 1, self.epoch.supervisor_id)
         self.changes.begin_reign(self.epoch)
+        self.log(
+            EventKind.EPOCH_RAISED,
+            f"reign {ours} became {self.epoch}: a worker has obeyed {seen}, and all register anew",
+            is_warning=True,
+        )
         self.set_pace()
         self.writes.append(SaveEpoch(self.epoch))
+
+    def log(
+        self,
+        kind: EventKind,
+        message: str,
+        subject: Subject = ITSELF,
+        *,
+        is_warning: bool = False,
+    ) -> None:
+        """Put down that something happened. Only for what is decided: a refusal leaves no trace."""
+        event = self.changes.add_event(kind, self.now, message, subject, is_warning=is_warning)
+        self.news.append(event)
 
     def save_roster(self) -> None:
         """Write the roster down if it is another one: all but those that were given up on."""
@@ -152,12 +193,21 @@ class Cluster:
 
     def hear(self, worker: Worker, now: float) -> None:
         """Renew a worker's lease."""
+        if worker.state is not WorkerState.ALIVE:
+            self.log_return(worker, now)
+            worker.move(WorkerState.ALIVE)
+            self.touch_worker(worker)
         worker.heard_at = now
         worker.pace_s = self.pace_s
-        if worker.state is not WorkerState.ALIVE:
-            what = f"worker {worker.worker_id}"
-            worker.state = check_move(WORKER_MOVES, worker.state, WorkerState.ALIVE, what)
-            self.touch_worker(worker)
+
+    def log_return(self, worker: Worker, now: float) -> None:
+        """Put down that a worker that was silent is heard again."""
+        self.log(
+            EventKind.WORKER_RECONNECTED,
+            f"worker {worker.worker_id} is heard again after {now - worker.heard_at:.1f} s (it was "
+            f"{worker.state})",
+            of_worker(worker.worker_id),
+        )
 
     def admit(self, worker: Worker) -> None:
         """Put a worker in the place of its former self, or as a new one."""
@@ -203,7 +253,14 @@ class Cluster:
 
     def forget(self, worker: Worker) -> None:
         """Drop a worker that holds nothing from every list."""
+        self.log(
+            EventKind.WORKER_FORGOTTEN,
+            f"worker {worker.worker_id} has not been heard for {self.now - worker.heard_at:.0f} s, "
+            "holds nothing, and is listed no more",
+            of_worker(worker.worker_id),
+        )
         del self.workers[worker.worker_id]
+        self.lives_told.pop(worker.worker_id, None)
         self.is_roster_stale = True
         self.pending.want(worker.worker_id, ())
         self.set_pace()
@@ -258,76 +315,37 @@ class Cluster:
             self.touched[key] = None
 
     def record_failure(self, failure: Failure) -> None:
-        if self.failures.add(failure):
-            self.writes.append(SaveFailure(failure))
-
-    def finish(self, operation: Operation) -> None:
-        """Take an operation off the books: from here on the reports say what its replica is."""
-        self.operations.remove(operation)
-        self.touched[operation.plan.replica] = None
-        self.touched_names[operation.plan.deployment] = None
-
-    # Views.
-
-    def rederive(self) -> None:
-        """Derive what was touched, and note whose view it changed."""
-        while self.touched:
-            touched, self.touched = self.touched, {}
-            for key in touched:
-                self._rederive_one(key)
-
-    def _rederive_one(self, key: ReplicaKey) -> None:
-        self.derivation_count += 1
-        claims = [
-            Claim(worker_id, self.workers[worker_id].state, record)
-            for worker_id, records in self.claims.get(key, {}).items()
-            for record in records
-        ]
-        view = derive_replica(key, claims, self._context(key))
-        if view is not None and view.state is ReplicaState.READY:
-            self.notes.pop(key, None)
-        self._note_contest(key, view, claims)
-        if view == self.views.get(key):
+        if not self.failures.add(failure):
             return
-        if view is None:
-            del self.views[key]
-            self.indexes[key.deployment].discard(key.index)
-            if not self.indexes[key.deployment]:
-                del self.indexes[key.deployment]
-        else:
-            self.views[key] = view
-            self.indexes.setdefault(key.deployment, set()).add(key.index)
-        self.touched_names[key.deployment] = None
-
-    def _note_contest(
-        self, key: ReplicaKey, view: ReplicaView | None, claims: Sequence[Claim]
-    ) -> None:
-        """Have everybody asked anew who claims a replica of which several sets are reported.
-
-        A set makes way for a READY one; when that is READY no longer, nothing makes way any more.
-        """
-        is_contested = view is not None and len(claims) > len(view.shards)
-        if is_contested or key in self.contested:
-            self.due.update(dict.fromkeys(claim.worker_id for claim in claims))
-        if is_contested:
-            self.contested.add(key)
-        else:
-            self.contested.discard(key)
-
-    def _context(self, key: ReplicaKey) -> ReplicaContext:
-        desired = self.desired.get(key.deployment)
-        context = ReplicaContext(
-            is_recovering=self.is_recovering, ceiling=self.tombstones.get(key.deployment)
+        self.writes.append(SaveFailure(failure))
+        it = failure.origin
+        subject = Subject(
+            it.deployment, it.replica_index, it.stage_id, it.worker_id, failure.failure_id
         )
-        if desired is not None:
-            context.spec = desired.spec
-            context.is_wanted = key.index < desired.spec.replicas
-            context.is_deleting = desired.is_deleting
-            context.note = self.notes.get(key)
-        operation = self.operations.by_replica.get(key)
-        if operation is not None:
-            context.starting_on = operation.plan.worker_id
-        return context
+        self.log(EventKind.FAILURE_RECORDED, failure.message, subject, is_warning=True)
+
+    def finish(self, operation: Operation, note: FailureNote | None, ending: str = "") -> None:
+        """Take an operation off the books: from here on the reports say what its replica is.
+
+        Args:
+            operation: one that is on the books.
+            note: why it did not come up; None when it did, or was not to.
+            ending: what became of it, where there is no note.
+        """
+        plan = operation.plan
+        self.operations.remove(operation)
+        self.touched[plan.replica] = None
+        self.touched_names[plan.deployment] = None
+        self.log(
+            EventKind.START_ENDED,
+            ending if note is None else note.message,
+            of_replica(plan.replica, plan.worker_id),
+            is_warning=note is not None,
+        )
+        if note is not None:
+            self.note_failure(plan.replica, note)
+
+    # Reads.
 
     def is_known(self, name: DeploymentName) -> bool:
         return name in self.desired or name in self.indexes
@@ -342,31 +360,23 @@ class Cluster:
             return None
         view = self.composed.get(name)
         if view is None:
-            desired, replicas = self.desired.get(name), self.replicas(name)
-            leaving = (ReplicaState.DRAINING is replica.state for replica in replicas)
+            _, since = self.deployment_states.get(name, (None, None))
             view = self.composed[name] = compose_deployment(
                 name,
-                desired,
-                replicas,
-                is_condemned=desired is None and all(leaving),
+                self.desired.get(name),
+                self.replicas(name),
+                is_condemned=self.is_condemned(name),
                 is_recovering=self.is_recovering,
                 durable=self.durable,
+                since=since,
             )
         return view
 
-    def publish(self) -> list[PublishChange]:
-        """Say which deployments are others now than when this was last asked."""
-        published = []
-        for name in self.touched_names:
-            self.composed.pop(name, None)
-            is_known, was_known = self.is_known(name), name in self.visible
-            if is_known and not was_known:
-                self.visible.add(name)
-                published.append(self.changes.add(ChangeKind.ADDED, name))
-            elif was_known and not is_known:
-                self.visible.discard(name)
-                published.append(self.changes.add(ChangeKind.REMOVED, name))
-            elif is_known:
-                published.append(self.changes.add(ChangeKind.MODIFIED, name))
-        self.touched_names.clear()
-        return published
+    def is_condemned(self, name: DeploymentName) -> bool:
+        """Whether a deployment was deleted and only what is left of it is still reported."""
+        count = len(self.indexes.get(name, ()))
+        return name not in self.desired and self.states_of(name)[ReplicaState.DRAINING] == count
+
+    def states_of(self, name: DeploymentName) -> Counter[ReplicaState]:
+        """Return how many replicas of a deployment are in which state: to be read only."""
+        return self.counts.get(name) or Counter()

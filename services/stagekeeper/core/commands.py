@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.ids import (
     ChangeRevision,
     DeploymentName,
@@ -198,4 +199,4 @@ class PublishChange:
 Write = SaveDeployment | EntombDeployment | SaveEpoch | SaveRoster | SaveFailure
 AgentWork = ProbeAgent | StopSlot | StartOperation | CancelOperation
 Work = AgentWork | LookForReign
-Command = Reply | Write | Work | PublishChange
+Command = Reply | Write | Work | PublishChange | PublishEvent

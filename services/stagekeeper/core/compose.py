@@ -3,17 +3,19 @@
 Decided here: the state of a deployment. Not decided here: the states of replicas (`derive`).
 
 Invariant: composing is a read. It happens when somebody looks, never when a worker reports, so a
-report costs nothing for the replicas that it does not name.
+report costs nothing for the replicas that it does not name. The state alone follows from how many
+replicas are in which state, and those are counted as they change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from stagekeeper.core.commands import Desired
-from stagekeeper.core.derive import WAITING
 from stagekeeper.core.ids import DeploymentName
 from stagekeeper.core.model import DeploymentView, ReplicaView
+from stagekeeper.core.next_action import WAITING
 from stagekeeper.core.states import DeploymentState, ReplicaState, WorkerState
 
 REPLICAS_EXPLAINED = 3
@@ -28,6 +30,7 @@ def compose_deployment(
     is_condemned: bool,
     is_recovering: bool,
     durable: bool,
+    since: float | None = None,
 ) -> DeploymentView:
     """Compose one deployment.
 
@@ -38,8 +41,22 @@ def compose_deployment(
         is_condemned: it was deleted, and workers still report shards of it.
         is_recovering: workers that were there before are still waited for.
         durable: what is wanted survives this process.
+        since: when it came into its state; None when it was in it before this reign.
     """
-    state, reason = _state(desired, replicas, is_condemned, is_recovering)
+    wanted = _wanted(desired, replicas)
+    state = deployment_state(
+        desired,
+        Counter(it.state for it in wanted),
+        is_any_ready=any(it.state is ReplicaState.READY for it in replicas),
+        is_condemned=is_condemned,
+        is_recovering=is_recovering,
+    )
+    reason = ""
+    if state is DeploymentState.DELETING:
+        reason = _still_there(replicas, is_recovering)
+    elif state is not DeploymentState.READY:
+        ready = sum(it.state is ReplicaState.READY for it in wanted)
+        reason = f"{ready} of {len(wanted)} replicas READY: {_explanation(wanted)}"
     return DeploymentView(
         name=name,
         state=state,
@@ -49,6 +66,7 @@ def compose_deployment(
         replicas=tuple(replicas),
         durable=durable and (desired is not None or is_condemned),
         create_time=desired.create_time if desired is not None else None,
+        since=since,
     )
 
 
@@ -59,27 +77,34 @@ def _spec_revision(desired: Desired | None, replicas: Sequence[ReplicaView]) -> 
     return max(reported, default=0)
 
 
-def _state(
+def deployment_state(
     desired: Desired | None,
-    replicas: Sequence[ReplicaView],
+    wanted: Mapping[ReplicaState, int],
+    *,
+    is_any_ready: bool,
     is_condemned: bool,
     is_recovering: bool,
-) -> tuple[DeploymentState, str]:
+) -> DeploymentState:
+    """Judge a deployment by its replicas.
+
+    Args:
+        desired: what is wanted; None when only workers know of it.
+        wanted: how many of the replicas that count are in which state.
+        is_any_ready: some replica is READY, be it one that does not count.
+        is_condemned: it was deleted, and workers still report shards of it.
+        is_recovering: workers that were there before are still waited for.
+    """
     if is_condemned or (desired is not None and desired.is_deleting):
-        return DeploymentState.DELETING, _still_there(replicas, is_recovering)
-    wanted = _wanted(desired, replicas)
-    ready = [it for it in wanted if it.state is ReplicaState.READY]
-    if len(ready) == len(wanted):
-        return DeploymentState.READY, ""
-    starting = [it for it in wanted if it.state is ReplicaState.STARTING]
-    reason = f"{len(ready)} of {len(wanted)} replicas READY: {_explanation(wanted)}"
-    if starting and (not ready or (desired is not None and desired.is_creating)):
-        return DeploymentState.CREATING, reason
+        return DeploymentState.DELETING
+    count, ready = sum(wanted.values()), wanted.get(ReplicaState.READY, 0)
+    if ready == count:
+        return DeploymentState.READY
+    is_creating = desired is not None and desired.is_creating
+    if wanted.get(ReplicaState.STARTING) and (not ready or is_creating):
+        return DeploymentState.CREATING
     # While workers are waited for, what is missing is late, and nothing has failed yet.
-    is_late = is_recovering and any(it.state is not ReplicaState.FAILED for it in wanted)
-    if is_late or any(it.state is ReplicaState.READY for it in replicas):
-        return DeploymentState.DEGRADED, reason
-    return DeploymentState.FAILED, reason
+    is_late = is_recovering and wanted.get(ReplicaState.FAILED, 0) < count
+    return DeploymentState.DEGRADED if is_late or is_any_ready else DeploymentState.FAILED
 
 
 def _still_there(replicas: Sequence[ReplicaView], is_recovering: bool) -> str:

@@ -1,8 +1,8 @@
 """Replicas as a pure function of the claims on them: what a replica is, and why.
 
 Decided here: which claims count, the state of a replica, and the sentence that explains it. Not
-decided here: the start that stands for a replica (`stage_sets`), a deployment's state (`compose`),
-and what is done about it (`reconcile`).
+decided here: the start that stands for a replica (`stage_sets`), what the next action is called
+(`next_action`), a deployment's state (`compose`), and what is done about it (`reconcile`).
 
 Invariant: a replica is READY only when one start of it has, for each stage, a complete set without
 contradictions whose shards are all READY and committed; nothing else is ever routed.
@@ -10,21 +10,18 @@ contradictions whose shards are all READY and committed; nothing else is ever ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from stagekeeper.core import next_action
 from stagekeeper.core.ids import Generation, ReplicaKey, StageId, WorkerId
-from stagekeeper.core.model import DeploymentSpec, ReplicaView, ShardRecord
+from stagekeeper.core.model import DeploymentSpec, ReplicaView, RoutedShard, ShardRecord
+from stagekeeper.core.next_action import WAITING, NextAction
 from stagekeeper.core.operations import FailureNote
 from stagekeeper.core.stage_sets import Claim, Shown, StageSet, choose_shown, routed_shards
 from stagekeeper.core.states import ReplicaState, ShardState, WorkerState
 
 PROBLEMS_SHOWN = 4
-
-WAITING = "waiting for workers to come back after the supervisor's restart"
-DEPLOY_AGAIN = "deploy again to start it"
-DEPLOY_ANEW = "deploy again: what is left of it is stopped, then it starts anew"
-STOPPING = "its shards are stopped, then it is gone"
 
 
 @dataclass(slots=True)
@@ -36,6 +33,7 @@ class ReplicaContext:
         is_wanted: its index is below the replicas wanted.
         is_deleting: its deployment is being deleted.
         starting_on: the worker on which an operation of this reign starts it; None when none does.
+        is_committed: that operation was committed, and only the worker's report is missing.
         note: why its last start failed; None when it did not.
         is_recovering: workers that were there before are still waited for.
         ceiling: generations up to it were deleted under this name; None when none were.
@@ -45,6 +43,7 @@ class ReplicaContext:
     is_wanted: bool = False
     is_deleting: bool = False
     starting_on: WorkerId | None = None
+    is_committed: bool = False
     note: FailureNote | None = None
     is_recovering: bool = False
     ceiling: Generation | None = None
@@ -67,17 +66,21 @@ def derive_replica(
     shown = choose_shown(live, context.spec)
     if not is_leaving and shown.start.is_routable:
         shards = routed_shards(shown.start.sets)
-        return ReplicaView(key, ReplicaState.READY, len(shards), len(shards), shards=shards)
-    findings = _findings(shown, context.spec)
-    state, reason, next_action = _verdict(findings, is_leaving, context)
+        count, (text, timer) = len(shards), next_action.of_silence(shards)
+        return ReplicaView(
+            key, ReplicaState.READY, count, count, "", text, shards=shards, timer=timer
+        )
+    findings, shards = _findings(shown, context.spec), routed_shards(shown.sets)
+    state, reason, (text, timer) = _verdict(findings, shards, is_leaving, context)
     return ReplicaView(
         key=key,
         state=state,
         ready_shard_count=findings.ready_count,
         shard_count=findings.shard_count,
         reason=reason,
-        next_action=next_action,
-        shards=routed_shards(shown.sets),
+        next_action=text,
+        shards=shards,
+        timer=timer,
     )
 
 
@@ -105,18 +108,26 @@ def _not_lost(claims: Iterable[Claim]) -> list[Claim]:
 
 def _unreported(key: ReplicaKey, context: ReplicaContext) -> ReplicaView:
     """Explain a replica that no worker reports."""
-    state, next_action = ReplicaState.PENDING, DEPLOY_AGAIN
+    state, (text, timer) = ReplicaState.PENDING, next_action.DEPLOY_AGAIN
     if context.starting_on is not None:
-        state, next_action = ReplicaState.STARTING, ""
-        reason = f"it starts on worker {context.starting_on}"
+        state = ReplicaState.STARTING
+        reason, (text, timer) = _of_start(context)
     elif context.note is not None:
         state, reason = ReplicaState.FAILED, context.note.message
     elif context.is_recovering:
-        reason, next_action = f"no worker reports it yet; {WAITING}", WAITING
+        reason, (text, timer) = f"no worker reports it yet; {WAITING}", next_action.WAIT
     else:
         reason = "no worker reports it"
     shard_count = context.spec.shard_count if context.spec is not None else 0
-    return ReplicaView(key, state, 0, shard_count, reason, next_action)
+    return ReplicaView(key, state, 0, shard_count, reason, text, timer=timer)
+
+
+def _of_start(context: ReplicaContext) -> tuple[str, NextAction]:
+    """Explain a start of this reign."""
+    if context.is_committed:
+        reason = f"it was committed on worker {context.starting_on}, whose report is awaited"
+        return reason, next_action.REPORT_AWAITED
+    return f"it starts on worker {context.starting_on}", next_action.STARTS
 
 
 @dataclass(slots=True)
@@ -129,6 +140,8 @@ class _Findings:
     failed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unready: list[str] = field(default_factory=list)
+    unready_states: list[ShardState] = field(default_factory=list)
+    is_uncommitted: bool = False
     is_starting: bool = False
     committed: Generation | None = None
 
@@ -175,6 +188,8 @@ class _Findings:
             phase = f" ({record.phase})" if record.phase is not None else ""
             uncommitted = "" if record.committed else ", not committed"
             self.unready.append(f"{where} is {record.state}{phase}{uncommitted}{_because(record)}")
+            self.unready_states.append(record.state)
+            self.is_uncommitted = self.is_uncommitted or not record.committed
             if not record.committed and record.state in (ShardState.PENDING, ShardState.STARTING):
                 self.is_starting = True
 
@@ -214,33 +229,39 @@ def _findings(shown: Shown, spec: DeploymentSpec | None) -> _Findings:
 
 
 def _verdict(
-    findings: _Findings, is_leaving: bool, context: ReplicaContext
-) -> tuple[ReplicaState, str, str]:
+    findings: _Findings, shards: Sequence[RoutedShard], is_leaving: bool, context: ReplicaContext
+) -> tuple[ReplicaState, str, NextAction]:
     """Return the state of a reported replica that is not READY, its reason, its next action."""
     sentence = findings.sentence()
     if is_leaving:
-        return ReplicaState.DRAINING, "its deployment was deleted", STOPPING
+        action = next_action.of_leaving(shards, is_recovering=context.is_recovering)
+        return ReplicaState.DRAINING, "its deployment was deleted", action
     if context.starting_on is not None:
-        reason = f"it starts on worker {context.starting_on}; {sentence}"
-        return ReplicaState.STARTING, reason, ""
+        reason, action = _of_start(context)
+        silence = next_action.of_silence(shards)
+        action = silence if silence.text else action
+        return ReplicaState.STARTING, f"{reason}; {sentence}", action
     note = context.note
     if note is not None and (findings.committed is None or note.generation > findings.committed):
-        return ReplicaState.FAILED, f"{note.message} ({sentence})", DEPLOY_ANEW
+        reason = f"{note.message} ({sentence})"
+        return ReplicaState.FAILED, reason, next_action.DEPLOY_ANEW
     if findings.failed:
-        return ReplicaState.FAILED, sentence, DEPLOY_ANEW
+        return ReplicaState.FAILED, sentence, next_action.DEPLOY_ANEW
+    action = _next_for_partial(findings, shards, context)
     if findings.is_starting and not findings.conflicts:
-        return ReplicaState.STARTING, sentence, "its operation commits it or rolls it back"
-    return ReplicaState.PARTIAL, sentence, _next_for_partial(findings, context)
+        return ReplicaState.STARTING, sentence, action
+    return ReplicaState.PARTIAL, sentence, action
 
 
-def _next_for_partial(findings: _Findings, context: ReplicaContext) -> str:
+def _next_for_partial(
+    findings: _Findings, shards: Sequence[RoutedShard], context: ReplicaContext
+) -> NextAction:
     if findings.conflicts:
-        return "nothing is repaired by guessing: delete the deployment, then deploy it"
+        return next_action.DELETE_THEN_DEPLOY
+    if findings.is_uncommitted and findings.committed is None:
+        return next_action.UNDONE_LATER if context.is_recovering else next_action.UNDONE
     if context.is_recovering:
-        return WAITING
+        return next_action.WAIT
     if findings.missing:
-        return (
-            "it is routed again when workers report what is missing; to start it anew, delete the "
-            "deployment, then deploy it"
-        )
-    return "it is routed again as soon as all of its shards are READY and committed"
+        return next_action.REPORTED_AGAIN
+    return next_action.of_unready(findings.unready_states, shards)

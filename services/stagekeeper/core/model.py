@@ -31,6 +31,7 @@ from stagekeeper.core.states import (
     Phase,
     ReplicaState,
     ShardState,
+    Timer,
     WorkerState,
 )
 
@@ -334,6 +335,8 @@ class ReplicaView:
     """One copy of a deployment, derived from the claims on it.
 
     `shards` are the shards of the set that is shown, in the order of (stage_id, shard_index).
+    `timer` is what brings `next_action` about, where the clock does. `since` is when it came into
+    its state (monotonic); None when it was in it before this reign.
     """
 
     key: ReplicaKey
@@ -343,11 +346,16 @@ class ReplicaView:
     reason: str = ""
     next_action: str = ""
     shards: tuple[RoutedShard, ...] = ()
+    timer: Timer | None = None
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """A deployment: what is wanted (`spec` None when only workers know of it) and what is there."""
+    """A deployment: what is wanted (`spec` None when only workers know of it) and what is there.
+
+    `since` is when it came into its state (monotonic); None when it was in it before this reign.
+    """
 
     name: DeploymentName
     state: DeploymentState
@@ -357,6 +365,7 @@ class DeploymentView:
     replicas: tuple[ReplicaView, ...] = ()
     durable: bool = False
     create_time: float | None = None
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

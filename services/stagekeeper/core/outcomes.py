@@ -13,8 +13,10 @@ from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.commands import ProbeAgent
 from stagekeeper.core.events import OperationCancelled, OperationEnded, SlotStopped, Ticked
 from stagekeeper.core.operations import FailureNote, Operation, failure_note
-from stagekeeper.core.registration import committed_operations
+from stagekeeper.core.reconcile import DELETED
+from stagekeeper.core.registration import COMMITTED, committed_operations
 from stagekeeper.core.states import OperationState, WorkerState
+from stagekeeper.core.worker_news import log_silence
 from stagekeeper.core.workers import Worker, fall_silent, state_after_silence
 
 
@@ -30,13 +32,15 @@ def operation_ended(cluster: Cluster, event: OperationEnded, now: float) -> None
         worker = cluster.workers.get(plan.worker_id)
         is_shown = worker is not None and plan.operation_id in committed_operations(worker)
         if is_shown or operation.is_cancelled:
-            cluster.finish(operation)
+            ending = f"{plan.replica} has started: {COMMITTED}"
+            if operation.is_cancelled:
+                ending = f"{plan.replica} has started, and is stopped: {DELETED}"
+            cluster.finish(operation, None, ending)
         else:
             operation.committed_at = now
+            cluster.touched[plan.replica] = None  # it waits for another thing now
     else:
-        cluster.finish(operation)
-        note = failure_note(plan, record, event.error, event.reason)
-        cluster.note_failure(plan.replica, note)
+        cluster.finish(operation, failure_note(plan, record, event.error, event.reason))
     if record is None or record.state is not OperationState.ROLLED_BACK:
         cluster.due[plan.worker_id] = None
 
@@ -47,7 +51,8 @@ def operation_cancelled(cluster: Cluster, event: OperationCancelled, now: float)
     cluster.pending.answered(event.worker_id, event.incarnation, event.operation_id, retry_at)
     operation = cluster.operations.by_id.get(event.operation_id)
     if operation is not None and operation.is_cancelled and not event.error:
-        cluster.finish(operation)
+        ending = f"the start of {operation.plan.replica} was cancelled: {DELETED}"
+        cluster.finish(operation, None, ending)
         cluster.due[event.worker_id] = None
 
 
@@ -94,6 +99,7 @@ def _let_time_pass(cluster: Cluster, worker: Worker, now: float) -> None:
         may_be_lost=not cluster.is_recovering,
     )
     if fall_silent(worker, state):
+        log_silence(cluster, worker, silent_s)
         cluster.touch_worker(worker)
         if worker.state is WorkerState.LOST:
             _give_up_operations(cluster, worker)
@@ -111,9 +117,7 @@ def _let_time_pass(cluster: Cluster, worker: Worker, now: float) -> None:
 def _give_up_operations(cluster: Cluster, worker: Worker) -> None:
     """Stop waiting for starts on a LOST worker; if it returns with one, that is cancelled."""
     for operation in cluster.operations.of_worker(worker.worker_id):
-        cluster.finish(operation)
-        note = failure_note(operation.plan, None, "its worker is LOST", "")
-        cluster.note_failure(operation.plan.replica, note)
+        cluster.finish(operation, failure_note(operation.plan, None, "its worker is LOST", ""))
 
 
 def _expire(cluster: Cluster, operation: Operation, now: float) -> None:
@@ -123,9 +127,8 @@ def _expire(cluster: Cluster, operation: Operation, now: float) -> None:
     if now - operation.committed_at < cluster.settings.report_wait_s:
         return
     plan = operation.plan
-    cluster.finish(operation)
     message = (
         f"{plan.replica} was committed on worker {plan.worker_id}, which has not reported it for "
         f"{cluster.settings.report_wait_s:g} s; deploy again if it stays away"
     )
-    cluster.note_failure(plan.replica, FailureNote(plan.generation, plan.worker_id, message))
+    cluster.finish(operation, FailureNote(plan.generation, plan.worker_id, message))

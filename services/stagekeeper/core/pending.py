@@ -23,6 +23,7 @@ class _Wanted:
     command: StopSlot | CancelOperation
     is_under_way: bool = False
     not_before: float = 0.0
+    asked_count: int = 0
 
 
 @dataclass(slots=True)
@@ -54,8 +55,21 @@ class PendingWork:
         for wanted in self._of.get(worker_id, {}).values():
             if not wanted.is_under_way and now >= wanted.not_before:
                 wanted.is_under_way = True
+                wanted.asked_count += 1
                 due.append(wanted.command)
         return due
+
+    def is_first(self, stop: StopSlot) -> bool:
+        """Whether a stop that was just taken has not been asked for before."""
+        wanted = self._of.get(stop.target.worker_id, {}).get(stop.slot)
+        return wanted is not None and wanted.asked_count == 1
+
+    def retry_at(self, worker_id: WorkerId, slot: SlotKey) -> float | None:
+        """Return when a stop that was answered may be asked for again; None: it has not been."""
+        wanted = self._of.get(worker_id, {}).get(slot)
+        if wanted is None or wanted.is_under_way or not wanted.asked_count:
+            return None
+        return wanted.not_before
 
     def answered(self, worker_id: WorkerId, incarnation: int, key: _Key, not_before: float) -> None:
         """Note that a command ended, well or not; it is asked again only from `not_before` on.

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.commands import CancelOperation, StopSlot
+from stagekeeper.core.event_log import EventKind, of_replica
 from stagekeeper.core.ids import (
     DeploymentName,
     Generation,
@@ -37,6 +38,8 @@ UNDER_WAY = frozenset(
     }
 )
 """States in which an operation waits for a reign. One that is rolling back ends by itself."""
+
+WORKERS_NAMED = 5
 
 DELETED = "its deployment was deleted"
 SUPERSEDED = "a newer start of its replica is READY"
@@ -114,16 +117,32 @@ def ask_due(cluster: Cluster, worker_ids: Iterable[WorkerId], now: float) -> Non
     for worker_id in worker_ids:
         worker = cluster.workers.get(worker_id)
         if worker is not None and worker.takes_commands:
-            cluster.work += cluster.pending.take_due(worker_id, now)
+            due = cluster.pending.take_due(worker_id, now)
+            for command in due:
+                if isinstance(command, StopSlot) and cluster.pending.is_first(command):
+                    log_stop(cluster, command)
+            cluster.work += due
+
+
+def log_stop(cluster: Cluster, stop: StopSlot) -> None:
+    """Tell that an agent is asked to stop a slot."""
+    worker_id, slot = stop.target.worker_id, stop.slot
+    cluster.log(
+        EventKind.STOP_REQUESTED,
+        f"worker {worker_id} is asked to stop stage {slot.stage_id} of {slot.replica}: "
+        f"{stop.reason}",
+        of_replica(slot.replica, worker_id, slot.stage_id),
+    )
 
 
 def end_recovery(cluster: Cluster) -> None:
     """Leave HOLD(RECOVERING): whoever is missing now is missing, and what was left is settled."""
     cluster.hold_until = None
+    _log_end_of_recovery(cluster)
     for key, view in cluster.views.items():
         if view.state is not ReplicaState.READY:
             cluster.touched[key] = None
-    cluster.touched_names.update(dict.fromkeys(cluster.desired))
+    cluster.touched_names.update(dict.fromkeys(cluster.visible))
     for worker in cluster.workers.values():
         reconcile_worker(cluster, worker)
         cluster.due[worker.worker_id] = None
@@ -133,6 +152,17 @@ def end_recovery(cluster: Cluster) -> None:
                 _note_interrupted_creation(
                     cluster, ReplicaKey(desired.spec.name, ReplicaIndex(index))
                 )
+
+
+def _log_end_of_recovery(cluster: Cluster) -> None:
+    count = len(cluster.workers)
+    told = f"the supervisor holds still no longer: {count} workers have registered"
+    if cluster.awaited:
+        missing = list(cluster.awaited)
+        told += f", and the time is over for {', '.join(missing[:WORKERS_NAMED])}"
+        more = len(missing) - WORKERS_NAMED
+        told += f" and {more} more" if more > 0 else ""
+    cluster.log(EventKind.HOLD_ENDED, told, is_warning=bool(cluster.awaited))
 
 
 def _note_interrupted_creation(cluster: Cluster, key: ReplicaKey) -> None:

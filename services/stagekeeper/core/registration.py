@@ -27,16 +27,18 @@ from stagekeeper.core.events import (
 from stagekeeper.core.failure_check import failure_problems
 from stagekeeper.core.ids import NO_EPOCH, OperationId
 from stagekeeper.core.model import WorkerReport
-from stagekeeper.core.operations import Operation, interruption_note
+from stagekeeper.core.operations import FailureNote, Operation, interruption_note
 from stagekeeper.core.report_check import (
     CheckedReport,
     check_entries,
     check_slice,
 )
-from stagekeeper.core.states import OperationState
+from stagekeeper.core.states import OperationState, WorkerState
+from stagekeeper.core.worker_news import log_probe, log_registration, log_superseded
 from stagekeeper.core.workers import Worker
 
 RESTARTED = "its agent was restarted while it was under way"
+COMMITTED = "all of its stages are READY and committed"
 ENDED = frozenset({OperationState.ROLLED_BACK, OperationState.COMMITTED})
 
 
@@ -127,6 +129,10 @@ def _go_above(cluster: Cluster, report: WorkerReport, checked: CheckedReport) ->
 
 def _succeed(cluster: Cluster, old: Worker | None, worker: Worker) -> None:
     """Put a worker in its former self's place; dial it back if it is another life or place."""
+    log_registration(cluster, old, worker)
+    if old is not None:
+        is_same_life = old.incarnation == worker.incarnation
+        old.move(WorkerState.ALIVE if is_same_life else WorkerState.SUPERSEDED)
     cluster.admit(worker)
     worker.registration_count = 1
     if old is not None:
@@ -149,18 +155,18 @@ def _judge_operations(cluster: Cluster, worker: Worker) -> None:
         is_restarted = operation.target.incarnation != worker.incarnation
         if operation.plan.operation_id in committed:
             if is_restarted or operation.committed_at is not None:
-                cluster.finish(operation)
+                cluster.finish(
+                    operation, None, f"{operation.plan.replica} has started: {COMMITTED}"
+                )
         elif is_restarted:
-            cluster.finish(operation)
-            _note_restart(cluster, worker, operation)
+            cluster.finish(operation, _restart_note(worker, operation))
 
 
-def _note_restart(cluster: Cluster, worker: Worker, operation: Operation) -> None:
+def _restart_note(worker: Worker, operation: Operation) -> FailureNote:
     plan = operation.plan
     records = worker.checked.operations
     record = next((it for it in records if it.operation_id == plan.operation_id), None)
-    note = interruption_note(record or plan, worker.worker_id, RESTARTED)
-    cluster.note_failure(plan.replica, note)
+    return interruption_note(record or plan, worker.worker_id, RESTARTED)
 
 
 def committed_operations(worker: Worker) -> set[OperationId]:
@@ -200,8 +206,10 @@ def heartbeat_received(cluster: Cluster, event: HeartbeatReceived, now: float) -
         return answers[HeartbeatVerdict.REGISTER]
     report = worker.report
     if event.incarnation != report.incarnation:
-        is_older = event.incarnation < report.incarnation
-        return answers[HeartbeatVerdict.SUPERSEDED if is_older else HeartbeatVerdict.REGISTER]
+        if event.incarnation > report.incarnation:
+            return answers[HeartbeatVerdict.REGISTER]
+        log_superseded(cluster, worker, event.incarnation)
+        return answers[HeartbeatVerdict.SUPERSEDED]
     if event.revision < report.revision:
         # Late, or of a life that lost its state and counts as this one did: it has to register.
         is_late = worker.has_lease(cluster.settings, now)
@@ -218,6 +226,7 @@ def agent_probed(cluster: Cluster, event: AgentProbed, now: float) -> None:
     worker = cluster.workers.get(event.worker_id)
     if worker is None or worker.incarnation != event.incarnation:
         return
+    log_probe(cluster, worker, event)
     worker.is_reachable = event.is_reachable
     worker.unreachable_detail = event.detail
     worker.failed_probe_at = None if event.is_reachable else now

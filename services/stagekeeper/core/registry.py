@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from stagekeeper.core import outcomes, registration, wishes
+from stagekeeper.core import outcomes, publishing, registration, wishes
 from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.commands import AgentTarget, Command, Desired, PublishChange, Reply
+from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.events import (
     AgentProbed,
     DeploymentDeleted,
@@ -27,6 +28,7 @@ from stagekeeper.core.events import (
     Ticked,
     WorkerRegistered,
 )
+from stagekeeper.core.forecast import judged_at, next_action_at, probed_at
 from stagekeeper.core.ids import (
     ChangeRevision,
     ClusterName,
@@ -44,6 +46,7 @@ from stagekeeper.core.reconcile import (
     reconcile_worker,
     settle_deployment,
 )
+from stagekeeper.core.rederivation import rederive
 from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.core.states import HoldReason, Mode, ReplicaState
 from stagekeeper.core.workers import WorkerView, awaited_view, worker_view
@@ -96,6 +99,8 @@ class Registry:
             now=now,
             is_new=not (wanted or deleted or roster) if is_new is None else is_new,
         )
+        rederive(self._cluster)
+        publishing.begin(self._cluster)
 
     def apply(self, event: Event, *, now: float) -> list[Command]:
         """Take in one event and say what follows from it.
@@ -110,16 +115,17 @@ class Registry:
                 hand it in again once `is_complete`, within the caller's deadline.
         """
         cluster = self._cluster
+        cluster.now = now
         if isinstance(event, HeartbeatReceived):
             answer = registration.heartbeat_received(cluster, event, now)
-            return self._settle(answer, now, ()) if cluster.due else [answer]
+            return self._settle(answer, now, ()) if cluster.due or cluster.news else [answer]
         reply = self._handle(event, now)
         # Time is over only when a tick says so: it knows how long this process was stalled itself.
         is_tick = isinstance(event, Ticked)
         if cluster.hold_until is not None and (
             (cluster.has_roster and not cluster.awaited) or (is_tick and now >= cluster.hold_until)
         ):
-            cluster.rederive()
+            rederive(cluster)
             end_recovery(cluster)
         return self._settle(reply, now, cluster.pending.workers() if is_tick else ())
 
@@ -152,23 +158,23 @@ class Registry:
         """Derive what was touched, work out what follows, and hand out the commands."""
         cluster = self._cluster
         asked = dict.fromkeys(ask)
-        cluster.rederive()
+        rederive(cluster)
         while cluster.due:
             worker_id, _ = cluster.due.popitem()
             worker = cluster.workers.get(worker_id)
             if worker is not None:
                 reconcile_worker(cluster, worker)
                 asked[worker_id] = None
-                cluster.rederive()
+                rederive(cluster)
         for name in list(cluster.touched_names):
             settle_deployment(cluster, name)
-        cluster.rederive()
+        rederive(cluster)
         ask_due(cluster, sorted(asked), now)
         commands: list[Command] = [] if reply is None else [reply]
         commands += cluster.writes
         commands += cluster.work
         cluster.writes, cluster.work = [], []
-        commands += cluster.publish()
+        commands += publishing.publish(cluster)
         return commands
 
     # Reads: from memory, without side effects.
@@ -217,9 +223,18 @@ class Registry:
     def workers(self, now: float) -> list[WorkerView]:
         """Return all workers in the order of their ids, silent ones included."""
         cluster = self._cluster
-        views = [worker_view(worker, now) for worker in cluster.workers.values()]
+        views = [
+            worker_view(
+                worker,
+                now,
+                judged_at=judged_at(cluster, worker.worker_id),
+                probed_at=probed_at(cluster, worker),
+            )
+            for worker in cluster.workers.values()
+        ]
+        waits_s = None if cluster.hold_until is None else max(0.0, cluster.hold_until - now)
         views += [
-            awaited_view(worker_id, now - cluster.started_at, is_recovering=cluster.is_recovering)
+            awaited_view(worker_id, now - cluster.started_at, waits_s=waits_s)
             for worker_id in cluster.awaited
         ]
         return sorted(views, key=lambda view: view.worker_id)
@@ -235,6 +250,27 @@ class Registry:
             Refused: REVISION_GONE: another reign's, or too old: list, then watch again.
         """
         return self._cluster.changes.since(revision)
+
+    def events_since(
+        self, revision: ChangeRevision, deployment: DeploymentName | None = None
+    ) -> list[PublishEvent]:
+        """Return what happened after `revision`, in order; to one deployment, or at all.
+
+        Raises:
+            Refused: REVISION_GONE: another reign's, or too old: list, then watch again.
+        """
+        return self._cluster.changes.events_since(revision, deployment)
+
+    def newest_events(
+        self, limit: int, deployment: DeploymentName | None = None
+    ) -> list[PublishEvent]:
+        """Return the newest events that are kept, in order, at most `limit` (from 1)."""
+        return self._cluster.changes.newest_events(deployment, limit)
+
+    def next_action_in_s(self, view: ReplicaView, now: float) -> float | None:
+        """Return in how many seconds a replica's next action happens; None: not by the clock."""
+        at = next_action_at(self._cluster, view)
+        return None if at is None else max(0.0, at - now)
 
     def plan(self, spec: DeploymentSpec, now: float) -> Plan:
         """Return what a creation of a checked spec would do at this moment."""

@@ -75,6 +75,19 @@ class Mode(StrEnum):
     HOLD = "HOLD"
 
 
+class Timer(StrEnum):
+    """What the clock brings about by itself; when that is, is worked out when somebody looks."""
+
+    RECOVERY = "RECOVERY"
+    """The supervisor holds still no longer."""
+    SILENCE = "SILENCE"
+    """A silent worker is judged again."""
+    REPORT = "REPORT"
+    """A committed start that its worker does not report is given up on."""
+    RETRY = "RETRY"
+    """A stop that was answered, and is not done, is asked for again."""
+
+
 class HoldReason(StrEnum):
     RECOVERING = "RECOVERING"
     MASS_OUTAGE = "MASS_OUTAGE"

@@ -9,6 +9,7 @@ before anything is started or stopped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stagekeeper.core.cluster import Cluster
@@ -20,13 +21,15 @@ from stagekeeper.core.commands import (
     StopSlot,
 )
 from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.event_log import EventKind, Subject, of_replica
 from stagekeeper.core.events import DeploymentDeleted, DeploymentRequested
-from stagekeeper.core.ids import ReplicaIndex, ReplicaKey, SlotKey, StageId
+from stagekeeper.core.ids import DeploymentName, ReplicaIndex, ReplicaKey, SlotKey, StageId
 from stagekeeper.core.model import DeploymentSpec, OperationPlan, StageStart
 from stagekeeper.core.operations import Operation
 from stagekeeper.core.placement import Place
 from stagekeeper.core.plan import plan_deployment
 from stagekeeper.core.plan_id import check_plan_id
+from stagekeeper.core.reconcile import log_stop
 from stagekeeper.core.spec_check import check_spec
 from stagekeeper.core.states import DeploymentState, ShardState
 
@@ -59,6 +62,8 @@ def deployment_requested(
         wish = Desired(spec, revision, is_creating, create_time=event.wall_time)
     else:
         wish = replace(desired, is_creating=is_creating)
+    if wish != desired or plan.starting:
+        _log_request(cluster, wish, plan.starting)
     if wish != desired:
         cluster.put_desired(wish)
     if plan.starting:
@@ -66,6 +71,22 @@ def deployment_requested(
     for index in plan.starting:
         _start(cluster, wish, index, plan.placing.places[index])
     return CreationAccepted(plan.starting)
+
+
+def _log_request(cluster: Cluster, wish: Desired, starting: Sequence[ReplicaIndex]) -> None:
+    spec = wish.spec
+    start = f"replicas {', '.join(str(index) for index in starting)} start" if starting else ""
+    told = f"{spec.name} is wanted: {spec.replicas} × {len(spec.stages)} stages"
+    cluster.log(
+        EventKind.DEPLOYMENT_REQUESTED,
+        f"{told}; {start or 'there is nothing to start'}",
+        Subject(deployment=spec.name),
+    )
+
+
+def _log_deletion(cluster: Cluster, name: DeploymentName) -> None:
+    told = f"{name} is not wanted any more: what is left of it is stopped"
+    cluster.log(EventKind.DEPLOYMENT_DELETED, told, Subject(deployment=name))
 
 
 def _reported_revision(cluster: Cluster, spec: DeploymentSpec) -> int:
@@ -98,7 +119,16 @@ def _start(cluster: Cluster, wish: Desired, index: ReplicaIndex, place: Place) -
     cluster.notes.pop(plan.replica, None)
     cluster.operations.add(Operation(plan, target))
     cluster.touched[plan.replica] = None
-    cluster.work.append(StartOperation(target, plan, _leftovers(cluster, plan.replica)))
+    cluster.log(
+        EventKind.START_BEGAN,
+        f"{plan.replica} starts on worker {plan.worker_id}: "
+        f"{', '.join(stage.name for stage in spec.stages)} (operation {operation_id})",
+        of_replica(plan.replica, plan.worker_id),
+    )
+    stops = _leftovers(cluster, plan.replica)
+    for stop in stops:
+        log_stop(cluster, stop)
+    cluster.work.append(StartOperation(target, plan, stops))
 
 
 def _leftovers(cluster: Cluster, key: ReplicaKey) -> tuple[StopSlot, ...]:
@@ -134,6 +164,7 @@ def deployment_deleted(cluster: Cluster, event: DeploymentDeleted, now: float) -
         )
     if known.state is DeploymentState.DELETING:
         return DeletionAccepted()
+    _log_deletion(cluster, name)
     desired = cluster.desired.get(name)
     if desired is None:
         cluster.entomb(name)

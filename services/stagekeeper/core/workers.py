@@ -87,6 +87,10 @@ class Worker:
     def target(self) -> AgentTarget:
         return AgentTarget(self.worker_id, self.incarnation, self.report.agent_address)
 
+    def move(self, new: WorkerState) -> None:
+        """Go to another state, as the table has it."""
+        self.state = check_move(WORKER_MOVES, self.state, new, f"worker {self.worker_id}")
+
     @property
     def takes_commands(self) -> bool:
         """Whether asking its agent for anything makes sense now."""
@@ -106,13 +110,17 @@ def lease_s(settings: RegistrySettings, pace_s: float) -> float:
     return max(settings.lease_s, (MISSED_BEATS_UNTIL_SUSPECT + 1) * pace_s)
 
 
+def lost_after_s(settings: RegistrySettings, pace_s: float) -> float:
+    """Return the silence after which a worker is LOST."""
+    return max(settings.lost_s, lease_s(settings, pace_s))
+
+
 def state_after_silence(
     silent_s: float, *, settings: RegistrySettings, pace_s: float, may_be_lost: bool
 ) -> WorkerState:
     """Judge a silence. `may_be_lost` is False while the supervisor holds still."""
-    lease = lease_s(settings, pace_s)
-    if silent_s >= lease:
-        is_lost = may_be_lost and silent_s >= max(settings.lost_s, lease)
+    if silent_s >= lease_s(settings, pace_s):
+        is_lost = may_be_lost and silent_s >= lost_after_s(settings, pace_s)
         return WorkerState.LOST if is_lost else WorkerState.UNREACHABLE
     if silent_s >= MISSED_BEATS_UNTIL_SUSPECT * pace_s:
         return WorkerState.SUSPECT
@@ -135,21 +143,36 @@ def fall_silent(worker: Worker, new: WorkerState) -> bool:
     """
     old_rank, new_rank = _BY_SILENCE.index(worker.state), _BY_SILENCE.index(new)
     for state in _BY_SILENCE[old_rank + 1 : new_rank + 1]:
-        worker.state = check_move(WORKER_MOVES, worker.state, state, f"worker {worker.worker_id}")
+        worker.move(state)
     return new_rank > old_rank
 
 
-def worker_view(worker: Worker, now: float) -> WorkerView:
+def worker_view(
+    worker: Worker, now: float, *, judged_at: float | None, probed_at: float | None
+) -> WorkerView:
+    """Show a worker.
+
+    Args:
+        worker: a registered one.
+        now: monotonic seconds.
+        judged_at: when its silence counts for more; None when it is heard, or LOST.
+        probed_at: when its agent is dialled again; None when that is not wanted.
+    """
     report = worker.report
     silent_s = max(0.0, now - worker.heard_at)
     reasons = []
     if worker.state is not WorkerState.ALIVE:
-        reasons.append("its heartbeats stopped; its shards stay in routes until clients say no")
+        told = "its heartbeats stopped; its shards stay in routes until clients say no"
+        if judged_at is not None:
+            worse = "UNREACHABLE" if worker.state is WorkerState.SUSPECT else "LOST"
+            told += f"; {worse} in {max(0.0, judged_at - now):.0f} s unless it is heard"
+        reasons.append(told)
     if worker.is_reachable is False:
         detail = f" ({worker.unreachable_detail})" if worker.unreachable_detail else ""
         reasons.append(
             f"AGENT_UNREACHABLE: its agent does not answer at {report.agent_address}{detail}; "
             "it gets nothing new: look at --listen and --advertise"
+            + (f"; dialled again in {max(0.0, probed_at - now):.0f} s" if probed_at else "")
         )
     refused = len(worker.checked.refused)
     if refused:
@@ -177,9 +200,12 @@ def worker_view(worker: Worker, now: float) -> WorkerView:
     )
 
 
-def awaited_view(worker_id: WorkerId, silent_s: float, *, is_recovering: bool) -> WorkerView:
-    """Show a worker of the roster that has not come back: known of, never counted as alive."""
-    waiting = "; it is being waited for" if is_recovering else ""
+def awaited_view(worker_id: WorkerId, silent_s: float, *, waits_s: float | None) -> WorkerView:
+    """Show a worker of the roster that has not come back: known of, never counted as alive.
+
+    `waits_s` is how long it is still waited for; None when it is not.
+    """
+    waiting = "" if waits_s is None else f"; it is being waited for, {waits_s:.0f} s at most"
     return WorkerView(
         worker_id=worker_id,
         state=WorkerState.UNREACHABLE,

@@ -211,14 +211,21 @@ class Supervisor:
 
     async def _serve(self, engine: Engine, progress: ProgressHub, *, is_durable: bool) -> None:
         """Open the worker-facing address, then the stable endpoint that names it."""
-        cluster, messages = ClusterName(self._settings.cluster), DeploymentMessages()
+        cluster = ClusterName(self._settings.cluster)
+        messages = DeploymentMessages(engine.registry, self._clock)
         workers = SupervisorServicer(cluster, engine)
         # The address is known once the server listens, and the server has its servicers before.
         discovery = DiscoveryServicer(cluster, engine.registry, lambda: self.worker_address)
         deployments = DeploymentServicer(
             engine,
             Creations(engine, progress, messages, self._clock, is_durable=is_durable),
-            Watchers(engine, messages, self._clock, bookmark_s=self._settings.bookmark_s),
+            Watchers(
+                engine,
+                messages,
+                self._clock,
+                bookmark_s=self._settings.bookmark_s,
+                slow_reader_s=self._settings.slow_reader_s,
+            ),
             messages,
             self._clock,
             is_durable=is_durable,

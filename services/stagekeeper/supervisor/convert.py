@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.ids import ReplicaIndex
 from stagekeeper.core.model import DeploymentView, ReplicaView
 from stagekeeper.core.operations import ReplicaFailure
@@ -22,10 +23,11 @@ from stagekeeper.runtime.convert import (
     time_to_proto,
     worker_state_to_proto,
 )
+from stagekeeper.supervisor.wall_times import WallTimes
 from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 
 
-def replica_to_proto(view: ReplicaView) -> deployment_pb2.Replica:
+def replica_to_proto(view: ReplicaView, times: WallTimes) -> deployment_pb2.Replica:
     return deployment_pb2.Replica(
         replica_index=view.key.index,
         state=replica_state_to_proto(view.state),
@@ -41,11 +43,14 @@ def replica_to_proto(view: ReplicaView) -> deployment_pb2.Replica:
             )
             for shard in view.shards
         ],
+        state_time=None if view.since is None else time_to_proto(times.of(view.since)),
     )
 
 
 def deployment_to_proto(
-    view: DeploymentView, replicas: Mapping[ReplicaIndex, deployment_pb2.Replica]
+    view: DeploymentView,
+    replicas: Mapping[ReplicaIndex, deployment_pb2.Replica],
+    times: WallTimes,
 ) -> deployment_pb2.Deployment:
     """Convert a deployment whose replicas were converted before."""
     return deployment_pb2.Deployment(
@@ -57,6 +62,22 @@ def deployment_to_proto(
         replicas=[replicas[replica.key.index] for replica in view.replicas],
         durable=view.durable,
         create_time=None if view.create_time is None else time_to_proto(view.create_time),
+        state_time=None if view.since is None else time_to_proto(times.of(view.since)),
+    )
+
+
+def event_to_proto(event: PublishEvent, times: WallTimes) -> deployment_pb2.Event:
+    subject = event.subject
+    return deployment_pb2.Event(
+        kind=deployment_pb2.EventKind.Value(f"EVENT_KIND_{event.kind.value}"),
+        time=time_to_proto(times.of(event.at)),
+        message=event.message,
+        is_warning=event.is_warning,
+        deployment=subject.deployment,
+        replica_index=subject.replica_index,
+        stage_id=subject.stage_id,
+        worker_id=subject.worker_id,
+        failure_id=subject.failure_id,
     )
 
 

@@ -21,7 +21,6 @@ from stagekeeper.runtime.convert import (
     failure_to_proto,
     hold_reason_to_proto,
     mode_to_proto,
-    revision_from_proto,
     revision_to_proto,
     spec_from_proto,
 )
@@ -31,6 +30,7 @@ from stagekeeper.supervisor.creation import Creations
 from stagekeeper.supervisor.deployment_messages import DeploymentMessages
 from stagekeeper.supervisor.engine import Engine
 from stagekeeper.supervisor.plan_messages import plan_response
+from stagekeeper.supervisor.watch_request import read_watch
 from stagekeeper.supervisor.watchers import Watchers
 from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 from stagekeeper.v1 import deployment_service_pb2_grpc as deployment_grpc
@@ -166,12 +166,12 @@ class DeploymentServicer(deployment_grpc.DeploymentServiceServicer):
         return response
 
     @answers_refusals
-    async def WatchDeployments(
+    async def WatchDeployments(  # type: ignore[override]
         self, request: deployment_pb2.WatchDeploymentsRequest, context: Context
-    ) -> AsyncIterator[deployment_pb2.WatchDeploymentsResponse]:
-        after = revision_from_proto(request.after) if request.HasField("after") else None
-        async for response in self._watchers.follow(after):
-            yield response
+    ) -> None:
+        # It writes by itself: a generator could not notice that nobody takes what it yields.
+        after, choice = read_watch(request)
+        await self._watchers.tell(after, choice, context.write, reader=context.peer())
 
 
 def _checked_spec(

@@ -35,6 +35,7 @@ from stagekeeper.core.commands import (
     Write,
 )
 from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.events import Event, HeartbeatReceived, Ticked
 from stagekeeper.core.registry import Registry
 from stagekeeper.runtime import crash_points
@@ -62,6 +63,7 @@ class Engine:
 
     Attributes:
         changes: beats when a deployment's view, or whether the lists are complete, has changed.
+        news: beats when the change log has anything new, or as `changes` does.
         events: beats after every event but heartbeats.
     """
 
@@ -76,6 +78,7 @@ class Engine:
     ) -> None:
         self.registry = registry
         self.changes = Pulse()
+        self.news = Pulse()
         self.events = Pulse()
         self._store = store
         self._clock = clock
@@ -150,10 +153,12 @@ class Engine:
         reply: Reply | None = None
         writes: list[Write] = []
         work: list[Work] = []
-        has_changes = False
+        has_changes = has_news = False
         for command in commands:
             if isinstance(command, PublishChange):
                 has_changes = True
+            elif isinstance(command, PublishEvent):
+                has_news = True
             elif isinstance(command, _WORK):
                 work.append(command)
             elif isinstance(command, _WRITES):
@@ -173,7 +178,10 @@ class Engine:
         is_complete = self.registry.is_complete
         if has_changes or is_complete != self._was_complete:
             self._was_complete = is_complete
+            has_news = True
             self.changes.beat()
+        if has_news:
+            self.news.beat()
         if not isinstance(event, HeartbeatReceived):
             self.events.beat()
         return reply

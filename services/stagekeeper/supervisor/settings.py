@@ -46,6 +46,7 @@ class SupervisorSettings:
         registry: the numbers that decisions are made by.
         tick_s: how often time is told to the registry; None: fitted to the heartbeats.
         bookmark_s: how long a watcher hears nothing before it is told that nothing happened.
+        slow_reader_s: how long a watcher may take nothing before it is cut.
         probe_timeout_s: how long an agent may take to answer when it is dialled back.
         stop_timeout_s: how long one call to stop a slot is waited for; it goes on, and is asked
             for again.
@@ -66,6 +67,7 @@ class SupervisorSettings:
     registry: RegistrySettings = field(default_factory=RegistrySettings)
     tick_s: float | None = None
     bookmark_s: float = 5.0
+    slow_reader_s: float = 30.0
     probe_timeout_s: float = 3.0
     stop_timeout_s: float = 60.0
     rejoin_s: float = 60.0
@@ -125,6 +127,7 @@ class SupervisorSettings:
     def _time_problems(self) -> list[str]:
         names = (
             "bookmark_s",
+            "slow_reader_s",
             "probe_timeout_s",
             "stop_timeout_s",
             "rejoin_s",

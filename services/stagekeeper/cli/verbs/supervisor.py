@@ -70,6 +70,12 @@ def supervisor(
             help="Longest wait, after a start, for the workers that were there before it.",
         ),
     ] = 10.0,
+    slow_reader_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="How long a watcher may take nothing before it is cut."
+        ),
+    ] = 30.0,
     insecure: flags.Insecure = False,
     log_level: flags.LogLevelFlag = flags.LogLevel.INFO,
     die_with: flags.DieWithParent = 0,
@@ -105,6 +111,7 @@ def supervisor(
         state_dir=None if no_store else make_state_dir(state_dir),
         standby=not no_standby,
         look_s=look_s,
+        slow_reader_s=slow_reader_s,
         insecure=insecure,
         registry=registry,
     )
