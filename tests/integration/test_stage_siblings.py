@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb
+from stagekeeper.v1 import types_pb2
 from stagekeeper.wire.error_details import unpack
 from stagekeeper.wire.payload import decode
 from tests.harness.stage_process import StageProcess
@@ -18,7 +19,7 @@ from tests.harness.waiting import wait_for
 async def introduce(*stages: StageProcess, instance_id: str | None = None) -> None:
     """Tell each stage of all, as the agent does once the replica is READY."""
     peers = [
-        control_pb.Peer(
+        types_pb2.Peer(
             stage_id=stage.launch.stage_id,
             stage_name=stage.launch.stage_name,
             instance_id=instance_id or stage.launch.instance_id,

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb2
 from stagekeeper.v1 import stage_control_service_pb2_grpc as control_grpc
+from stagekeeper.v1 import types_pb2
 from stagekeeper.wire.error_details import is_own_cancellation
 from stagekeeper.wire.transport import MAX_MESSAGE_BYTES
 
@@ -63,7 +64,7 @@ class ControlLink:
                 yield message
         raise LinkError("the stage ended the stream")
 
-    async def set_peers(self, peers: Sequence[control_pb2.Peer], timeout_s: float) -> None:
+    async def set_peers(self, peers: Sequence[types_pb2.Peer], timeout_s: float) -> None:
         """Replace the addresses of the stage's siblings.
 
         Raises:

@@ -18,7 +18,7 @@ from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId, OperationId
 from stagekeeper.core.states import ShardState
 from stagekeeper.runtime.tasks import TaskOwner
-from stagekeeper.v1 import stage_control_service_pb2 as control_pb2
+from stagekeeper.v1 import types_pb2
 
 _log = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ class Siblings:
         ):
             return
         peers = [
-            control_pb2.Peer(
+            types_pb2.Peer(
                 stage_id=stage_id,
                 stage_name=name,
                 shard_index=shard_index,

@@ -238,7 +238,7 @@ class StageControlService(StageControlServiceServicer):
             )
 
 
-def _check_peers(peers: Sequence[pb.Peer]) -> None:
+def _check_peers(peers: Sequence[types_pb2.Peer]) -> None:
     if problem := count_problem(len(peers), MOST_PEERS):
         raise bad_fields([FieldProblem("peers", problem)])
     found: list[tuple[str, str]] = []

@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from stagekeeper.v1 import types_pb2 as stagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/agent_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"[\n\rCommandHeader\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x9d\x01\n\nStageStart\x12\x10\n\x08stage_id\x18\x01 \x01(\r\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.stagekeeper.v1.StageSpec\x12\x12\n\ndevice_ids\x18\x03 \x03(\t\x12\x13\n\x0bshard_index\x18\x04 \x01(\r\x12\x13\n\x0bshard_count\x18\x05 \x01(\r\x12\x16\n\x0erestart_ages_s\x18\x06 \x03(\x01\"\xf9\x02\n\x10InitStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12+\n\x04step\x18\x02 \x01(\x0e\x32\x1d.stagekeeper.v1.OperationStep\x12\x14\n\x0coperation_id\x18\x03 \x01(\t\x12\x12\n\ndeployment\x18\x04 \x01(\t\x12\x15\n\rspec_revision\x18\x05 \x01(\x04\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.stagekeeper.v1.ModelInfo\x12\x15\n\rreplica_index\x18\x07 \x01(\r\x12.\n\ngeneration\x18\x08 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12*\n\x06stages\x18\t \x03(\x0b\x32\x1a.stagekeeper.v1.StageStart\x12\x16\n\x0e\x65ntry_stage_id\x18\n \x01(\r\x12\x13\n\x0bstage_count\x18\x0b \x01(\r\"\x83\x01\n\x11InitStageResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.StageProgressH\x00\x12\x32\n\x07outcome\x18\x02 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecordH\x00\x42\x07\n\x05\x65vent\"m\n\x16\x43\x61ncelOperationRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x14\n\x0coperation_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"M\n\x17\x43\x61ncelOperationResponse\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\xe8\x01\n\x10StopStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rreplica_index\x18\x03 \x01(\r\x12\x10\n\x08stage_id\x18\x04 \x01(\r\x12\x34\n\x10up_to_generation\x18\x05 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12\x15\n\x08\x62udget_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x07 \x01(\tB\x0b\n\t_budget_s\":\n\x11StopStageResponse\x12\x15\n\rstopped_count\x18\x01 \x01(\r\x12\x0e\n\x06killed\x18\x02 \x01(\x08\"\x13\n\x11ListStagesRequest\"v\n\x12ListStagesResponse\x12+\n\x06shards\x18\x01 \x03(\x0b\x32\x1b.stagekeeper.v1.ShardRecord\x12\x33\n\noperations\x18\x02 \x03(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\x15\n\x13GetInventoryRequest\"t\n\x14GetInventoryResponse\x12\'\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x16.stagekeeper.v1.Device\x12\x19\n\x11inventory_unknown\x18\x02 \x01(\x08\x12\x18\n\x10inventory_reason\x18\x03 \x01(\t\"C\n\x12\x44rainWorkerRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\"\x15\n\x13\x44rainWorkerResponse\"\x88\x01\n\x13ReadStageLogRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x15\n\rreplica_index\x18\x02 \x01(\r\x12\x10\n\x08stage_id\x18\x03 \x01(\r\x12\x10\n\x08previous\x18\x04 \x01(\x08\x12\x12\n\nlast_lines\x18\x05 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\":\n\x14ReadStageLogResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t*\x80\x01\n\rOperationStep\x12\x1e\n\x1aOPERATION_STEP_UNSPECIFIED\x10\x00\x12\x1a\n\x16OPERATION_STEP_RESERVE\x10\x01\x12\x18\n\x14OPERATION_STEP_START\x10\x02\x12\x19\n\x15OPERATION_STEP_COMMIT\x10\x03\x32\xfd\x04\n\x0c\x41gentService\x12R\n\tInitStage\x12 .stagekeeper.v1.InitStageRequest\x1a!.stagekeeper.v1.InitStageResponse0\x01\x12\x62\n\x0f\x43\x61ncelOperation\x12&.stagekeeper.v1.CancelOperationRequest\x1a\'.stagekeeper.v1.CancelOperationResponse\x12P\n\tStopStage\x12 .stagekeeper.v1.StopStageRequest\x1a!.stagekeeper.v1.StopStageResponse\x12S\n\nListStages\x12!.stagekeeper.v1.ListStagesRequest\x1a\".stagekeeper.v1.ListStagesResponse\x12Y\n\x0cGetInventory\x12#.stagekeeper.v1.GetInventoryRequest\x1a$.stagekeeper.v1.GetInventoryResponse\x12V\n\x0b\x44rainWorker\x12\".stagekeeper.v1.DrainWorkerRequest\x1a#.stagekeeper.v1.DrainWorkerResponse\x12[\n\x0cReadStageLog\x12#.stagekeeper.v1.ReadStageLogRequest\x1a$.stagekeeper.v1.ReadStageLogResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/agent_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"[\n\rCommandHeader\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x9d\x01\n\nStageStart\x12\x10\n\x08stage_id\x18\x01 \x01(\r\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.stagekeeper.v1.StageSpec\x12\x12\n\ndevice_ids\x18\x03 \x03(\t\x12\x13\n\x0bshard_index\x18\x04 \x01(\r\x12\x13\n\x0bshard_count\x18\x05 \x01(\r\x12\x16\n\x0erestart_ages_s\x18\x06 \x03(\x01\"\xb7\x03\n\x10InitStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12+\n\x04step\x18\x02 \x01(\x0e\x32\x1d.stagekeeper.v1.OperationStep\x12\x14\n\x0coperation_id\x18\x03 \x01(\t\x12\x12\n\ndeployment\x18\x04 \x01(\t\x12\x15\n\rspec_revision\x18\x05 \x01(\x04\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.stagekeeper.v1.ModelInfo\x12\x15\n\rreplica_index\x18\x07 \x01(\r\x12.\n\ngeneration\x18\x08 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12*\n\x06stages\x18\t \x03(\x0b\x32\x1a.stagekeeper.v1.StageStart\x12\x16\n\x0e\x65ntry_stage_id\x18\n \x01(\r\x12\x13\n\x0bstage_count\x18\x0b \x01(\r\x12\x17\n\x0fstart_stage_ids\x18\x0c \x03(\r\x12#\n\x05peers\x18\r \x03(\x0b\x32\x14.stagekeeper.v1.Peer\"\x83\x01\n\x11InitStageResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.StageProgressH\x00\x12\x32\n\x07outcome\x18\x02 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecordH\x00\x42\x07\n\x05\x65vent\"\x82\x01\n\x16\x43\x61ncelOperationRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x14\n\x0coperation_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0blets_finish\x18\x04 \x01(\x08\"M\n\x17\x43\x61ncelOperationResponse\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\xe8\x01\n\x10StopStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rreplica_index\x18\x03 \x01(\r\x12\x10\n\x08stage_id\x18\x04 \x01(\r\x12\x34\n\x10up_to_generation\x18\x05 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12\x15\n\x08\x62udget_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x07 \x01(\tB\x0b\n\t_budget_s\":\n\x11StopStageResponse\x12\x15\n\rstopped_count\x18\x01 \x01(\r\x12\x0e\n\x06killed\x18\x02 \x01(\x08\"\x13\n\x11ListStagesRequest\"v\n\x12ListStagesResponse\x12+\n\x06shards\x18\x01 \x03(\x0b\x32\x1b.stagekeeper.v1.ShardRecord\x12\x33\n\noperations\x18\x02 \x03(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\x15\n\x13GetInventoryRequest\"t\n\x14GetInventoryResponse\x12\'\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x16.stagekeeper.v1.Device\x12\x19\n\x11inventory_unknown\x18\x02 \x01(\x08\x12\x18\n\x10inventory_reason\x18\x03 \x01(\t\"C\n\x12\x44rainWorkerRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\"\x15\n\x13\x44rainWorkerResponse\"\x88\x01\n\x13ReadStageLogRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x15\n\rreplica_index\x18\x02 \x01(\r\x12\x10\n\x08stage_id\x18\x03 \x01(\r\x12\x10\n\x08previous\x18\x04 \x01(\x08\x12\x12\n\nlast_lines\x18\x05 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\":\n\x14ReadStageLogResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t*\x80\x01\n\rOperationStep\x12\x1e\n\x1aOPERATION_STEP_UNSPECIFIED\x10\x00\x12\x1a\n\x16OPERATION_STEP_RESERVE\x10\x01\x12\x18\n\x14OPERATION_STEP_START\x10\x02\x12\x19\n\x15OPERATION_STEP_COMMIT\x10\x03\x32\xfd\x04\n\x0c\x41gentService\x12R\n\tInitStage\x12 .stagekeeper.v1.InitStageRequest\x1a!.stagekeeper.v1.InitStageResponse0\x01\x12\x62\n\x0f\x43\x61ncelOperation\x12&.stagekeeper.v1.CancelOperationRequest\x1a\'.stagekeeper.v1.CancelOperationResponse\x12P\n\tStopStage\x12 .stagekeeper.v1.StopStageRequest\x1a!.stagekeeper.v1.StopStageResponse\x12S\n\nListStages\x12!.stagekeeper.v1.ListStagesRequest\x1a\".stagekeeper.v1.ListStagesResponse\x12Y\n\x0cGetInventory\x12#.stagekeeper.v1.GetInventoryRequest\x1a$.stagekeeper.v1.GetInventoryResponse\x12V\n\x0b\x44rainWorker\x12\".stagekeeper.v1.DrainWorkerRequest\x1a#.stagekeeper.v1.DrainWorkerResponse\x12[\n\x0cReadStageLog\x12#.stagekeeper.v1.ReadStageLogRequest\x1a$.stagekeeper.v1.ReadStageLogResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stagekeeper.v1.agent_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATIONSTEP']._serialized_start=1908
-  _globals['_OPERATIONSTEP']._serialized_end=2036
+  _globals['_OPERATIONSTEP']._serialized_start=1992
+  _globals['_OPERATIONSTEP']._serialized_end=2120
   _globals['_COMMANDHEADER']._serialized_start=82
   _globals['_COMMANDHEADER']._serialized_end=173
   _globals['_STAGESTART']._serialized_start=176
   _globals['_STAGESTART']._serialized_end=333
   _globals['_INITSTAGEREQUEST']._serialized_start=336
-  _globals['_INITSTAGEREQUEST']._serialized_end=713
-  _globals['_INITSTAGERESPONSE']._serialized_start=716
-  _globals['_INITSTAGERESPONSE']._serialized_end=847
-  _globals['_CANCELOPERATIONREQUEST']._serialized_start=849
-  _globals['_CANCELOPERATIONREQUEST']._serialized_end=958
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=960
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1037
-  _globals['_STOPSTAGEREQUEST']._serialized_start=1040
-  _globals['_STOPSTAGEREQUEST']._serialized_end=1272
-  _globals['_STOPSTAGERESPONSE']._serialized_start=1274
-  _globals['_STOPSTAGERESPONSE']._serialized_end=1332
-  _globals['_LISTSTAGESREQUEST']._serialized_start=1334
-  _globals['_LISTSTAGESREQUEST']._serialized_end=1353
-  _globals['_LISTSTAGESRESPONSE']._serialized_start=1355
-  _globals['_LISTSTAGESRESPONSE']._serialized_end=1473
-  _globals['_GETINVENTORYREQUEST']._serialized_start=1475
-  _globals['_GETINVENTORYREQUEST']._serialized_end=1496
-  _globals['_GETINVENTORYRESPONSE']._serialized_start=1498
-  _globals['_GETINVENTORYRESPONSE']._serialized_end=1614
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1616
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1683
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1685
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1706
-  _globals['_READSTAGELOGREQUEST']._serialized_start=1709
-  _globals['_READSTAGELOGREQUEST']._serialized_end=1845
-  _globals['_READSTAGELOGRESPONSE']._serialized_start=1847
-  _globals['_READSTAGELOGRESPONSE']._serialized_end=1905
-  _globals['_AGENTSERVICE']._serialized_start=2039
-  _globals['_AGENTSERVICE']._serialized_end=2676
+  _globals['_INITSTAGEREQUEST']._serialized_end=775
+  _globals['_INITSTAGERESPONSE']._serialized_start=778
+  _globals['_INITSTAGERESPONSE']._serialized_end=909
+  _globals['_CANCELOPERATIONREQUEST']._serialized_start=912
+  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1042
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1044
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1121
+  _globals['_STOPSTAGEREQUEST']._serialized_start=1124
+  _globals['_STOPSTAGEREQUEST']._serialized_end=1356
+  _globals['_STOPSTAGERESPONSE']._serialized_start=1358
+  _globals['_STOPSTAGERESPONSE']._serialized_end=1416
+  _globals['_LISTSTAGESREQUEST']._serialized_start=1418
+  _globals['_LISTSTAGESREQUEST']._serialized_end=1437
+  _globals['_LISTSTAGESRESPONSE']._serialized_start=1439
+  _globals['_LISTSTAGESRESPONSE']._serialized_end=1557
+  _globals['_GETINVENTORYREQUEST']._serialized_start=1559
+  _globals['_GETINVENTORYREQUEST']._serialized_end=1580
+  _globals['_GETINVENTORYRESPONSE']._serialized_start=1582
+  _globals['_GETINVENTORYRESPONSE']._serialized_end=1698
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1700
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1767
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1769
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1790
+  _globals['_READSTAGELOGREQUEST']._serialized_start=1793
+  _globals['_READSTAGELOGREQUEST']._serialized_end=1929
+  _globals['_READSTAGELOGRESPONSE']._serialized_start=1931
+  _globals['_READSTAGELOGRESPONSE']._serialized_end=1989
+  _globals['_AGENTSERVICE']._serialized_start=2123
+  _globals['_AGENTSERVICE']._serialized_end=2760
 # @@protoc_insertion_point(module_scope)

@@ -145,6 +145,8 @@ class InitStageRequest(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     ENTRY_STAGE_ID_FIELD_NUMBER: _builtins.int
     STAGE_COUNT_FIELD_NUMBER: _builtins.int
+    START_STAGE_IDS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     step: Global___OperationStep.ValueType
     """Which step."""
     operation_id: _builtins.str
@@ -175,6 +177,16 @@ class InitStageRequest(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageStart]:
         """All stages of the replica that lie on this worker, ascending by stage id. The same in every step."""
 
+    @_builtins.property
+    def start_stage_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """START only: those of `stages` to start now; empty means all. A replica that spans workers is
+        stepped: the supervisor names the stages of which every worker may start its shard.
+        """
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Peer]:
+        """COMMIT only: the shards of the replica that lie on other workers, for the siblings' addresses."""
+
     def __init__(
         self,
         *,
@@ -189,10 +201,12 @@ class InitStageRequest(_message.Message):
         stages: _abc.Iterable[Global___StageStart] | None = ...,
         entry_stage_id: _builtins.int = ...,
         stage_count: _builtins.int = ...,
+        start_stage_ids: _abc.Iterable[_builtins.int] | None = ...,
+        peers: _abc.Iterable[_types_pb2.Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "entry_stage_id", b"entry_stage_id", "generation", b"generation", "header", b"header", "model", b"model", "operation_id", b"operation_id", "replica_index", b"replica_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stages", b"stages", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "entry_stage_id", b"entry_stage_id", "generation", b"generation", "header", b"header", "model", b"model", "operation_id", b"operation_id", "peers", b"peers", "replica_index", b"replica_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stages", b"stages", "start_stage_ids", b"start_stage_ids", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,10 +253,13 @@ class CancelOperationRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     OPERATION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    LETS_FINISH_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     """Which."""
     reason: _builtins.str
     """Why, for the record."""
+    lets_finish: _builtins.bool
+    """What is in flight ends by itself first; otherwise it is ended at once."""
     @_builtins.property
     def header(self) -> Global___CommandHeader:
         """Whom it is from and for."""
@@ -253,10 +270,11 @@ class CancelOperationRequest(_message.Message):
         header: Global___CommandHeader | None = ...,
         operation_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        lets_finish: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "operation_id", b"operation_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lets_finish", b"lets_finish", "operation_id", b"operation_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

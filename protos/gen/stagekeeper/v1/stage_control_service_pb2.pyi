@@ -127,44 +127,6 @@ class WatchStageResponse(_message.Message):
 Global___WatchStageResponse: _TypeAlias = WatchStageResponse  # noqa: Y015
 
 @_typing.final
-class Peer(_message.Message):
-    """A sibling stage of the same replica."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STAGE_ID_FIELD_NUMBER: _builtins.int
-    STAGE_NAME_FIELD_NUMBER: _builtins.int
-    SHARD_INDEX_FIELD_NUMBER: _builtins.int
-    INSTANCE_ID_FIELD_NUMBER: _builtins.int
-    URL_FIELD_NUMBER: _builtins.int
-    stage_id: _builtins.int
-    """The stage."""
-    stage_name: _builtins.str
-    """Its name, by which it is found in `siblings`."""
-    shard_index: _builtins.int
-    """The part of the stage."""
-    instance_id: _builtins.str
-    """The start of the process that calls must name."""
-    url: _builtins.str
-    """Where its StageService is."""
-    def __init__(
-        self,
-        *,
-        stage_id: _builtins.int = ...,
-        stage_name: _builtins.str = ...,
-        shard_index: _builtins.int = ...,
-        instance_id: _builtins.str = ...,
-        url: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "shard_index", b"shard_index", "stage_id", b"stage_id", "stage_name", b"stage_name", "url", b"url"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Peer: _TypeAlias = Peer  # noqa: Y015
-
-@_typing.final
 class SetPeersRequest(_message.Message):
     """The siblings."""
 
@@ -175,14 +137,14 @@ class SetPeersRequest(_message.Message):
     instance_id: _builtins.str
     """The instance that the agent means."""
     @_builtins.property
-    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Peer]:
         """All shards of the replica, the receiver's own included."""
 
     def __init__(
         self,
         *,
         instance_id: _builtins.str = ...,
-        peers: _abc.Iterable[Global___Peer] | None = ...,
+        peers: _abc.Iterable[_types_pb2.Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

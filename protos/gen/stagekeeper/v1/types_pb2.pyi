@@ -361,6 +361,34 @@ OPERATION_STATE_INTERRUPTED: OperationState.ValueType  # 7
 """Its agent died while it was under way; the next agent holds it until a reign decides."""
 Global___OperationState: _TypeAlias = OperationState  # noqa: Y015
 
+class _RollbackEnding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RollbackEndingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RollbackEnding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLLBACK_ENDING_UNSPECIFIED: _RollbackEnding.ValueType  # 0
+    """Not known."""
+    ROLLBACK_ENDING_WAS_GONE: _RollbackEnding.ValueType  # 1
+    """It had ended already."""
+    ROLLBACK_ENDING_ASKED: _RollbackEnding.ValueType  # 2
+    """It was asked to, and did within its budget."""
+    ROLLBACK_ENDING_KILLED: _RollbackEnding.ValueType  # 3
+    """SIGKILL was needed."""
+
+class RollbackEnding(_RollbackEnding, metaclass=_RollbackEndingEnumTypeWrapper):
+    """How a stage ended in a rollback."""
+
+ROLLBACK_ENDING_UNSPECIFIED: RollbackEnding.ValueType  # 0
+"""Not known."""
+ROLLBACK_ENDING_WAS_GONE: RollbackEnding.ValueType  # 1
+"""It had ended already."""
+ROLLBACK_ENDING_ASKED: RollbackEnding.ValueType  # 2
+"""It was asked to, and did within its budget."""
+ROLLBACK_ENDING_KILLED: RollbackEnding.ValueType  # 3
+"""SIGKILL was needed."""
+Global___RollbackEnding: _TypeAlias = RollbackEnding  # noqa: Y015
+
 class _FailureKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -883,6 +911,44 @@ class StageProgress(_message.Message):
 Global___StageProgress: _TypeAlias = StageProgress  # noqa: Y015
 
 @_typing.final
+class Peer(_message.Message):
+    """A sibling stage of the same replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_ID_FIELD_NUMBER: _builtins.int
+    STAGE_NAME_FIELD_NUMBER: _builtins.int
+    SHARD_INDEX_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    stage_id: _builtins.int
+    """The stage."""
+    stage_name: _builtins.str
+    """Its name, by which it is found in `siblings`."""
+    shard_index: _builtins.int
+    """The part of the stage."""
+    instance_id: _builtins.str
+    """The start of the process that calls must name."""
+    url: _builtins.str
+    """Where its StageService is."""
+    def __init__(
+        self,
+        *,
+        stage_id: _builtins.int = ...,
+        stage_name: _builtins.str = ...,
+        shard_index: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "shard_index", b"shard_index", "stage_id", b"stage_id", "stage_name", b"stage_name", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peer: _TypeAlias = Peer  # noqa: Y015
+
+@_typing.final
 class OperationRecord(_message.Message):
     """One start of a replica's stages, as one worker sees it."""
 
@@ -896,6 +962,7 @@ class OperationRecord(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     ROLLBACK_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    UP_STAGE_IDS_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     """Minted by the supervisor; repeats with it join."""
     deployment: _builtins.str
@@ -918,6 +985,10 @@ class OperationRecord(_message.Message):
     def failure(self) -> Global___Failure:
         """The failure that began the rollback; absent when there was none."""
 
+    @_builtins.property
+    def up_stage_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its stages on this worker that are up, ascending."""
+
     def __init__(
         self,
         *,
@@ -929,10 +1000,11 @@ class OperationRecord(_message.Message):
         reason: _builtins.str = ...,
         rollback: _abc.Iterable[Global___RollbackEntry] | None = ...,
         failure: Global___Failure | None = ...,
+        up_stage_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "failure", b"failure", "generation", b"generation", "operation_id", b"operation_id", "reason", b"reason", "replica_index", b"replica_index", "rollback", b"rollback", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "failure", b"failure", "generation", b"generation", "operation_id", b"operation_id", "reason", b"reason", "replica_index", b"replica_index", "rollback", b"rollback", "state", b"state", "up_stage_ids", b"up_stage_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -948,6 +1020,13 @@ class RollbackEntry(_message.Message):
     CLEANED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
+    STAGE_NAME_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WAS_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    MEMORY_BEFORE_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_AFTER_BYTES_FIELD_NUMBER: _builtins.int
     stage_id: _builtins.int
     """The stage."""
     cleaned: _builtins.bool
@@ -956,6 +1035,20 @@ class RollbackEntry(_message.Message):
     """Why it is not, or what went wrong on the way."""
     duration_s: _builtins.float
     """How long its cleanup took."""
+    stage_name: _builtins.str
+    """The stage's name."""
+    worker_id: _builtins.str
+    """Where it lay."""
+    was: Global___ShardState.ValueType
+    """What it was when it was stopped: READY, or STARTING with `phase`."""
+    phase: Global___Phase.ValueType
+    """The phase that it was in."""
+    ending: Global___RollbackEnding.ValueType
+    """How it ended."""
+    memory_before_bytes: _builtins.int
+    """Memory in use on its cards before it was stopped, by anybody; absent when that is unknown."""
+    memory_after_bytes: _builtins.int
+    """The same when it was gone, after the wait for its memory; absent when that is unknown."""
     def __init__(
         self,
         *,
@@ -963,12 +1056,26 @@ class RollbackEntry(_message.Message):
         cleaned: _builtins.bool = ...,
         error: _builtins.str = ...,
         duration_s: _builtins.float = ...,
+        stage_name: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        was: Global___ShardState.ValueType = ...,
+        phase: Global___Phase.ValueType = ...,
+        ending: Global___RollbackEnding.ValueType = ...,
+        memory_before_bytes: _builtins.int | None = ...,
+        memory_after_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_after_bytes", b"_memory_after_bytes", "_memory_before_bytes", b"_memory_before_bytes", "memory_after_bytes", b"memory_after_bytes", "memory_before_bytes", b"memory_before_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleaned", b"cleaned", "duration_s", b"duration_s", "error", b"error", "stage_id", b"stage_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_after_bytes", b"_memory_after_bytes", "_memory_before_bytes", b"_memory_before_bytes", "cleaned", b"cleaned", "duration_s", b"duration_s", "ending", b"ending", "error", b"error", "memory_after_bytes", b"memory_after_bytes", "memory_before_bytes", b"memory_before_bytes", "phase", b"phase", "stage_id", b"stage_id", "stage_name", b"stage_name", "was", b"was", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__memory_after_bytes: _TypeAlias = _typing.Literal["memory_after_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_after_bytes: _TypeAlias = _typing.Literal["_memory_after_bytes", b"_memory_after_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__memory_before_bytes: _TypeAlias = _typing.Literal["memory_before_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_before_bytes: _TypeAlias = _typing.Literal["_memory_before_bytes", b"_memory_before_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_after_bytes) -> _WhichOneofReturnType__memory_after_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_before_bytes) -> _WhichOneofReturnType__memory_before_bytes | None: ...
 
 Global___RollbackEntry: _TypeAlias = RollbackEntry  # noqa: Y015
 
@@ -1344,7 +1451,9 @@ class StageSpec(_message.Message):
     args_json: _builtins.str
     """Keyword arguments of the class, as a JSON object. Text, since Struct would turn 3 into 3.0."""
     shard_count: _builtins.int
-    """Parts of the stage, one per worker; 0 is read as 1. Above 1 is refused with NOT_YET."""
+    """Parts of the stage, one per worker; 0 is read as 1. The k-th shard of every stage lies on the
+    replica's k-th worker, where the numbers of `devices` stand for that worker's cards.
+    """
     start_timeout_s: _builtins.float
     """Limit from spawn to READY; absent means none."""
     stall_timeout_s: _builtins.float
