@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ from stagekeeper.core.model import OperationRecord, ShardAddress, ShardRecord
 from stagekeeper.core.states import OperationState, ShardState
 from stagekeeper.runtime.launch import INSTANCE_ENV, Launch
 from stagekeeper.runtime.process import ProcessIdentity, boot_id, identity_of
+from tests.harness.processes import lock_held
 
 Spawn = Callable[[str], ProcessIdentity]
 
@@ -267,25 +267,11 @@ def test_reading_changes_nothing(directory, spawn):
 
 
 def test_agent_that_runs_is_shown_with_its_pid(directory):
-    taking = (
-        "import pathlib, sys\n"
-        "from stagekeeper.agent.host_lock import FileLock\n"
-        "lock = FileLock.take(pathlib.Path(sys.argv[1]), 'it')\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", taking, str(directory.lock_file)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as agent:
-        assert agent.stdout is not None
-        agent.stdout.readline()
+    with lock_held(directory.lock_file) as pid:
         worker = read(directory)
-        agent.communicate()
 
-    assert worker.agent_pid == agent.pid
-    assert f"its agent runs (pid {agent.pid})" in local_text(directory.root, [worker]).headlines[1]
+    assert worker.agent_pid == pid
+    assert f"its agent runs (pid {pid})" in local_text(directory.root, [worker]).headlines[1]
     assert read(directory).agent_pid is None
 
 
