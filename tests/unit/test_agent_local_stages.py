@@ -19,6 +19,7 @@ from stagekeeper.agent.operation_store import OperationFile, OperationStore
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.local_stopping import choices_from
+from stagekeeper.cli.main import run
 from stagekeeper.cli.text.local_stages import local_json, local_text
 from stagekeeper.cli.text.tables import plain_lines
 from stagekeeper.core.ids import (
@@ -369,3 +370,16 @@ def test_damaged_record_is_settled_once_nothing_of_it_runs(directory, spawn):
     again.load()
     assert again.damaged == []
     assert again.instances_of(record(ONE).shard.slot) == [ONE], "its log is kept"
+
+
+def test_stop_that_the_system_refuses_is_said_to_be_that_and_no_bug(directory, capsys, monkeypatch):
+    # It is for a whole process, and this one has other tests.
+    monkeypatch.setattr("stagekeeper.cli.log_output.configure_logs", lambda level: None)
+    directory.operations.rmdir()
+    directory.operations.touch()
+    state_dir = directory.root.parent.parent
+
+    code = run(["stages", "--local", "--stop-all", f"--state-dir={state_dir}"])
+
+    assert code == ExitCode.FAILED
+    assert str(directory.operations) in capsys.readouterr().err
