@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 
-from benchmarks import registry, stage
+from benchmarks import recovery_load, registry, stage
 
 BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "heartbeats": registry.heartbeats,
@@ -17,6 +17,7 @@ BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "restart": registry.restart,
     "call": stage.call_round_trip,
     "idle-agent": stage.idle_agent,
+    "recovery-load": recovery_load.recovery_load,
 }
 
 

@@ -18,6 +18,7 @@ from stagekeeper.v1 import (
     agent_service_pb2,
     agent_service_pb2_grpc,
     deployment_service_pb2,
+    deployment_service_pb2_grpc,
     discovery_service_pb2,
     discovery_service_pb2_grpc,
     stage_service_pb2,
@@ -150,6 +151,24 @@ async def _rival(cluster: Cluster, *flags: str, ready: bool = True) -> Program:
     )
 
 
+async def _events(
+    cluster: Cluster, kind: deployment_service_pb2.EventKind.ValueType
+) -> list[deployment_service_pb2.Event]:
+    """Return what happened of one kind, as far as this reign remembers."""
+    request = deployment_service_pb2.WatchDeploymentsRequest(
+        content=deployment_service_pb2.WATCH_CONTENT_EVENTS
+    )
+    found = []
+    async with channel_to(cluster.endpoint) as channel:
+        stub = deployment_service_pb2_grpc.DeploymentServiceStub(channel)
+        async for message in stub.WatchDeployments(request, timeout=20):
+            if message.kind == deployment_service_pb2.CHANGE_KIND_SYNCED:
+                break
+            if message.event.kind == kind:
+                found.append(message.event)
+    return found
+
+
 async def _rival_has_lived(cluster: Cluster) -> None:
     """Let the rival live once, so that its next incarnation is 2."""
     rival = await _rival(cluster, f"--endpoint={NOBODY}", "--max-wait=0", ready=False)
@@ -181,6 +200,12 @@ async def test_recovery_R28_newer_agent_owns_the_worker_and_the_older_one_stops_
         address, epoch = await _agent_address(old), await _reign(cluster)
         async with refused(grpc.StatusCode.ABORTED, "STALE_INCARNATION"):
             await _stop_slot(address, shard, epoch=epoch, incarnation=1)
+
+        # Its operator finds it in the events, too.
+        (told,) = await _events(cluster, deployment_service_pb2.EVENT_KIND_WORKER_SUPERSEDED)
+        assert told.is_warning
+        assert told.worker_id == "node-1"
+        assert "incarnation 1" in told.message
 
         await client.deploy(echo("of-new"))
         assert await client.call("of-new", "echo", "hi") == "hi"

@@ -11,12 +11,14 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from stagekeeper.agent.device_choice import parse_choice
 from stagekeeper.agent.nvml import NvmlDevices
 
+LONG_S = 30.0
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -61,7 +63,7 @@ class NvmlReader:
 
 @asynccontextmanager
 async def nvml_reader(
-    env: Mapping[str, str], *devices: str, deadline_s: float = 30.0
+    env: Mapping[str, str], *devices: str, deadline_s: float = LONG_S
 ) -> AsyncIterator[NvmlReader]:
     """A process that was given these `--devices`."""
     process = await asyncio.create_subprocess_exec(
@@ -109,6 +111,8 @@ async def _look(source: NvmlDevices) -> Seen:
 async def _serve(deadline_s: float, devices: list[str]) -> None:
     choice = parse_choice(devices).gpus
     assert choice is not None
+    if deadline_s < LONG_S:
+        import_module("pynvml")  # a short deadline is for calls, not for what a busy disk loads
     source = NvmlDevices(choice, "host", deadline_s=deadline_s, interval_s=5.0)
     loop = asyncio.get_running_loop()
     words = asyncio.StreamReader()

@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.harness.waiting import GiveUp, wait_for
@@ -105,3 +106,33 @@ def start_ticks(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return None
+
+
+@contextmanager
+def a_stranger(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in its own session that nobody of ours started; killed at the end."""
+    stranger = subprocess.Popen(argv or ("sleep", "600"), start_new_session=True)
+    try:
+        yield stranger
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@contextmanager
+def lock_held(path: Path) -> Iterator[int]:
+    """Let another process hold the lock of a file, as an agent does; yields its pid."""
+    hold = (
+        "import pathlib, sys\n"
+        "from stagekeeper.agent.host_lock import FileLock\n"
+        "lock = FileLock.take(pathlib.Path(sys.argv[1]), 'it')\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield holder.pid
+        holder.communicate()

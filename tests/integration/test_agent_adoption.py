@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import msgspec
@@ -22,6 +20,7 @@ from stagekeeper.runtime.process import boot_id, identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
 from tests.fakes.overseer import RESERVE, START, Overseer, gone, plan, stage
+from tests.harness.processes import a_stranger
 from tests.harness.waiting import wait_for
 
 READY = types_pb2.SHARD_STATE_READY
@@ -41,17 +40,6 @@ async def overseer() -> AsyncIterator[Overseer]:
 async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
     async with home_at(overseer.endpoint) as home:
         yield home
-
-
-@contextmanager
-def a_stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own session that no agent started."""
-    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    try:
-        yield stranger
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 async def first_life(home: AgentHome, overseer: Overseer, **changes) -> AgentProcess:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
@@ -28,6 +26,7 @@ from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
 from tests.fakes.overseer import RESERVE, START, Overseer, plan, stage
 from tests.harness.command_line import own_environment
+from tests.harness.processes import a_stranger
 from tests.harness.waiting import wait_for
 
 READY = types_pb2.SHARD_STATE_READY
@@ -46,17 +45,6 @@ async def overseer() -> AsyncIterator[Overseer]:
 async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
     async with home_at(overseer.endpoint) as home:
         yield home
-
-
-@contextmanager
-def a_stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own session that no agent started."""
-    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    try:
-        yield stranger
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 def directory_of(home: AgentHome) -> AgentDirectory:

@@ -22,8 +22,16 @@ from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.agent.transport import GrpcTransport
 from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.client import Client
-from stagekeeper.core.ids import ClusterName, DeploymentName, InstanceId, WorkerId
-from stagekeeper.core.model import ShardRecord, WorkerReport
+from stagekeeper.core.ids import (
+    ClusterName,
+    DeploymentName,
+    FailureId,
+    InstanceId,
+    ReplicaIndex,
+    StageId,
+    WorkerId,
+)
+from stagekeeper.core.model import Failure, FailureOrigin, ShardRecord, WorkerReport
 from stagekeeper.runtime.clock import SystemClock
 from stagekeeper.runtime.convert import shard_from_proto
 from tests.fakes.hand_worker import shard
@@ -36,9 +44,15 @@ from tests.harness.waiting import wait_for
 class Agent:
     """A session that holds `shards`, and nothing else of an agent."""
 
-    def __init__(self, folder: Path, endpoint: str) -> None:
+    def __init__(self, folder: Path, endpoint: str, register_timeout_s: float = 5.0) -> None:
         self.shards: tuple[ShardRecord, ...] = ()
-        settings = AgentSettings(worker_id=WorkerId("w"), endpoint=endpoint, state_dir=folder)
+        self.failures: tuple[Failure, ...] = ()
+        settings = AgentSettings(
+            worker_id=WorkerId("w"),
+            endpoint=endpoint,
+            state_dir=folder,
+            register_timeout_s=register_timeout_s,
+        )
         self.identity = AgentIdentity.next_life(
             folder / "identity.json", WorkerId("w"), recorded_incarnation=0
         )
@@ -63,12 +77,14 @@ class Agent:
             agent_address="127.0.0.1:1",
             highest_epoch=self.identity.highest_epoch,
             shards=self.shards,
+            failures=self.failures,
         )
 
-    def settle(self, failure_ids: object, operation_ids: object) -> None: ...
+    def settle(self, failure_ids: object, operation_ids: object) -> None:
+        self.failures = ()
 
-    def unsettled_failures(self) -> tuple[()]:
-        return ()
+    def unsettled_failures(self) -> tuple[Failure, ...]:
+        return self.failures
 
     @property
     def generation(self) -> int:
@@ -182,6 +198,29 @@ async def test_large_registration_passes_a_slow_link_and_beats_go_on(tmp_path: P
                 (worker,) = (await client.workers()).workers
             assert worker.shard_count == len(agent_shards)
             assert worker.registration_count == 1
+
+
+async def test_report_that_fails_ends_the_registration_under_way_on_its_connection(
+    tmp_path: Path,
+) -> None:
+    """What is dropped is dropped at once: the longer deadline is not waited for."""
+    async with wired(tmp_path) as (reigns, proxy):
+        agent = Agent(tmp_path, reigns.endpoint, register_timeout_s=600.0)
+        async with running(agent):
+            proxy.lose_established(DOWN)
+            origin = FailureOrigin(
+                WorkerId("w"),
+                DeploymentName("m"),
+                ReplicaIndex(0),
+                StageId(0),
+                "s",
+                0,
+                InstanceId("i"),
+            )
+            agent.failures = (Failure(FailureId("f"), "EXITED", origin, "it ended"),)
+            agent.slice.changed()
+            await agent.registered_again(1)
+            assert not agent.failures
 
 
 @pytest.mark.soak

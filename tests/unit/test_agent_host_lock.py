@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from stagekeeper.agent import host_lock
 from stagekeeper.agent.host_lock import FileLock, default_lock_dir, holder_of, make_lock_dir
 from stagekeeper.agent.settings import AgentSettings
+from tests.harness.processes import lock_held
 
 
 def mode(path: Path) -> int:
@@ -118,20 +117,8 @@ def test_holder_of_a_lock_is_seen_without_taking_it(tmp_path):
     assert holder_of(path) is None
     FileLock.take(path, "it").release()
     assert holder_of(path) is None
-    holding = (
-        "import pathlib, sys\n"
-        "from stagekeeper.agent.host_lock import FileLock\n"
-        "lock = FileLock.take(pathlib.Path(sys.argv[1]), 'it')\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", holding, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
-        assert holder_of(path) == other.pid
-        assert holder_of(path) == other.pid, "the first look did not take it away"
-        other.communicate()
+    with lock_held(path) as pid:
+        assert holder_of(path) == pid
+        assert holder_of(path) == pid, "the first look did not take it away"
 
     assert holder_of(path) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from stagekeeper.agent.operation_store import OperationFile, OperationStore
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.local_stopping import choices_from
+from stagekeeper.cli.main import run
 from stagekeeper.cli.text.local_stages import local_json, local_text
 from stagekeeper.cli.text.tables import plain_lines
 from stagekeeper.core.ids import (
@@ -36,6 +36,7 @@ from stagekeeper.core.model import OperationRecord, ShardAddress, ShardRecord
 from stagekeeper.core.states import OperationState, ShardState
 from stagekeeper.runtime.launch import INSTANCE_ENV, Launch
 from stagekeeper.runtime.process import ProcessIdentity, boot_id, identity_of
+from tests.harness.processes import lock_held
 
 Spawn = Callable[[str], ProcessIdentity]
 
@@ -267,25 +268,11 @@ def test_reading_changes_nothing(directory, spawn):
 
 
 def test_agent_that_runs_is_shown_with_its_pid(directory):
-    taking = (
-        "import pathlib, sys\n"
-        "from stagekeeper.agent.host_lock import FileLock\n"
-        "lock = FileLock.take(pathlib.Path(sys.argv[1]), 'it')\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", taking, str(directory.lock_file)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as agent:
-        assert agent.stdout is not None
-        agent.stdout.readline()
+    with lock_held(directory.lock_file) as pid:
         worker = read(directory)
-        agent.communicate()
 
-    assert worker.agent_pid == agent.pid
-    assert f"its agent runs (pid {agent.pid})" in local_text(directory.root, [worker]).headlines[1]
+    assert worker.agent_pid == pid
+    assert f"its agent runs (pid {pid})" in local_text(directory.root, [worker]).headlines[1]
     assert read(directory).agent_pid is None
 
 
@@ -383,3 +370,16 @@ def test_damaged_record_is_settled_once_nothing_of_it_runs(directory, spawn):
     again.load()
     assert again.damaged == []
     assert again.instances_of(record(ONE).shard.slot) == [ONE], "its log is kept"
+
+
+def test_stop_that_the_system_refuses_is_said_to_be_that_and_no_bug(directory, capsys, monkeypatch):
+    # It is for a whole process, and this one has other tests.
+    monkeypatch.setattr("stagekeeper.cli.log_output.configure_logs", lambda level: None)
+    directory.operations.rmdir()
+    directory.operations.touch()
+    state_dir = directory.root.parent.parent
+
+    code = run(["stages", "--local", "--stop-all", f"--state-dir={state_dir}"])
+
+    assert code == ExitCode.FAILED
+    assert str(directory.operations) in capsys.readouterr().err

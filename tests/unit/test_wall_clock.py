@@ -12,6 +12,7 @@ OWNERS = {"time", "datetime", "date", "clock", "_clock"}
 
 FOR_DISPLAY = {
     "services/stagekeeper/runtime/clock.py": "the clock itself",
+    "services/stagekeeper/supervisor/wall_times.py": "when something happened",
     "services/stagekeeper/supervisor/creation.py": "when a deployment was wanted",
     "services/stagekeeper/agent/deaths.py": "when a failure was seen",
     "services/stagekeeper/agent/stage_process.py": "since when a stage is READY",

@@ -281,6 +281,7 @@ class Session:
             )
         except CallFailed as error:
             self._lose(connection, str(error))
+            await connection.link.close()  # a registration under way on it need not wait it out
             return
         if response.settled:
             self._settlements.settle([failure.failure_id], [])

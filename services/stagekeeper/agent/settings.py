@@ -58,6 +58,8 @@ class AgentSettings:
         rollback_budget_s: the same for stages that never were in service.
         max_wait_s: the agent ends if it has found no supervisor by then; None is for ever.
         heartbeat_timeout_s: a heartbeat without an answer for so long has failed.
+        register_timeout_s: the same for a registration, beside the time that its bytes need. Half
+            a default lease: an answer that is lost costs no lease.
         adopt_wait_s: how long a live stage may take to answer before it is reported as ADOPTING.
         busy_after_s: a call or phase without progress for so long makes a stage BUSY.
         stall_after_s: a stage with work that shows no sign of life for so long is STALLED.
@@ -81,7 +83,7 @@ class AgentSettings:
     rollback_budget_s: float = 3.0
     max_wait_s: float | None = None
     heartbeat_timeout_s: float = 2.0
-    register_timeout_s: float = 10.0
+    register_timeout_s: float = 5.0
     discovery_timeout_s: float = 2.0
     reconnect: Backoff = field(default_factory=Backoff)
     adopt_wait_s: float = 3.0

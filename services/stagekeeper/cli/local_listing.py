@@ -39,19 +39,11 @@ def workers_of(state_dir: Path, worker_id: str | None) -> list[LocalWorker]:
 def list_shown(state_dir: Path, worker_id: str | None, *, is_json: bool) -> None:
     """Print what is there; nothing at all is an answer too."""
     from stagekeeper.cli.text.local_stages import local_json, local_text
-    from stagekeeper.cli.text.tables import write_table
+    from stagekeeper.cli.text.tables import write_page
 
     workers = workers_of(state_dir, worker_id)
     if is_json:
         print(json.dumps(local_json(state_dir, workers), indent=2, ensure_ascii=False))
         return
     text = local_text(state_dir, workers)
-    for line in text.headlines:
-        print(line)
-    for table in text.tables:
-        print()
-        write_table(table)
-    if text.notes:
-        print()
-    for note in text.notes:
-        print(f"note: {note}")
+    write_page(text.headlines, text.tables, text.notes)

@@ -128,12 +128,10 @@ async def _stop_each(
         except LockHeld as held:
             outcome.refused[worker.worker_id] = _refusal(worker.worker_id, held.holder_pid)
 
-    async with asyncio.TaskGroup() as stops:
-        for worker in workers:
-            if worker.agent_pid is None:
-                stops.create_task(stop(worker))
-            elif _has(worker, choices):
-                outcome.refused[worker.worker_id] = _refusal(worker.worker_id, worker.agent_pid)
+    for worker in workers:
+        if worker.agent_pid is not None and _has(worker, choices):
+            outcome.refused[worker.worker_id] = _refusal(worker.worker_id, worker.agent_pid)
+    await asyncio.gather(*(stop(worker) for worker in workers if worker.agent_pid is None))
 
 
 def _has(worker: LocalWorker, choices: Sequence[StageChoice]) -> bool:

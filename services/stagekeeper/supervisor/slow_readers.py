@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
 
 import structlog
 
@@ -23,6 +24,9 @@ from stagekeeper.core.errors import Reason, Refused
 _log = structlog.get_logger(__name__)
 
 Message = TypeVar("Message")
+
+PARTS: Final = 5
+"""Of a limit. A stall of the supervisor's own, however long, uses up one of them."""
 
 
 async def pour(
@@ -46,7 +50,7 @@ async def pour(
     async with contextlib.aclosing(messages):
         async for message in messages:
             try:
-                async with asyncio.timeout(limit_s):
+                async with _patience(limit_s):
                     await write(message)
             except TimeoutError:
                 _log.info("a reader that takes nothing was cut", reader=reader, after_s=limit_s)
@@ -55,3 +59,25 @@ async def pour(
                     f"this reader has taken nothing for {limit_s:g} s and was cut: list, then "
                     "watch again",
                 ) from None
+
+
+@asynccontextmanager
+async def _patience(limit_s: float) -> AsyncIterator[None]:
+    """Raise TimeoutError in the block after `limit_s` in which this process itself was awake."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+    async with asyncio.timeout(None) as scope:
+
+        def wait(parts_left: int) -> None:
+            nonlocal timer
+            if parts_left:
+                timer = loop.call_later(limit_s / PARTS, wait, parts_left - 1)
+            else:
+                scope.reschedule(loop.time())
+
+        wait(PARTS)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()

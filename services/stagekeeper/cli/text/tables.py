@@ -82,6 +82,19 @@ def write_table(table: Table, file: IO[str] | None = None) -> None:
             print(line, file=out)
 
 
+def write_page(headlines: Sequence[str], tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Write what is to be said first, the tables, and what a person should know besides."""
+    for line in headlines:
+        print(line)
+    for table in tables:
+        print()
+        write_table(table)
+    if notes:
+        print()
+    for note in notes:
+        print(f"note: {note}")
+
+
 def plain_lines(table: Table) -> list[str]:
     """Lay a table out in columns of plain text; an empty cell shows as `-`."""
     rows = [table.header, *(tuple(_one_line(cell) or "-" for cell in row) for row in table.rows)]

@@ -20,7 +20,7 @@ def status(
     from stagekeeper.cli.asking import ask
     from stagekeeper.cli.text.status import status_text
     from stagekeeper.cli.text.status_json import FAILURES_SHOWN, status_json
-    from stagekeeper.cli.text.tables import write_table
+    from stagekeeper.cli.text.tables import write_page
     from stagekeeper.client import Client
 
     async def work(client: Client) -> None:
@@ -31,13 +31,6 @@ def status(
             print(json.dumps(document, indent=2, ensure_ascii=False))
             return
         text = status_text(endpoint, workers, deployments)
-        print(text.headline)
-        for table in text.tables:
-            print()
-            write_table(table)
-        if text.notes:
-            print()
-        for note in text.notes:
-            print(f"note: {note}")
+        write_page((text.headline,), text.tables, text.notes)
 
     ask(endpoint, work, insecure=insecure)
