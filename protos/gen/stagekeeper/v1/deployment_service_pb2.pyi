@@ -338,13 +338,20 @@ class PlannedReplica(_message.Message):
     REPLICA_INDEX_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     CARDS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     replica_index: _builtins.int
     """Which."""
     worker_id: _builtins.str
-    """Where it would lie; empty when nothing has room."""
+    """The worker of its first part; empty when nothing has room."""
     @_builtins.property
     def cards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedCard]:
-        """The real card for each card of the replica, ascending by card."""
+        """The real card for each card of the replica on that worker, ascending by card."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedPart]:
+        """All of it: one part for each of its workers, in shard order; empty when nothing has room. The
+        first part repeats `worker_id` and `cards`.
+        """
 
     def __init__(
         self,
@@ -352,14 +359,53 @@ class PlannedReplica(_message.Message):
         replica_index: _builtins.int = ...,
         worker_id: _builtins.str = ...,
         cards: _abc.Iterable[Global___PlannedCard] | None = ...,
+        parts: _abc.Iterable[Global___PlannedPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cards", b"cards", "replica_index", b"replica_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cards", b"cards", "parts", b"parts", "replica_index", b"replica_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlannedReplica: _TypeAlias = PlannedReplica  # noqa: Y015
+
+@_typing.final
+class PlannedPart(_message.Message):
+    """What one worker would have of a replica: a shard of each stage that has so many."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    SHARD_INDEX_FIELD_NUMBER: _builtins.int
+    STAGE_IDS_FIELD_NUMBER: _builtins.int
+    CARDS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker."""
+    shard_index: _builtins.int
+    """Which shard of its stages, from 0."""
+    @_builtins.property
+    def stage_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The stages that have a shard there, ascending."""
+
+    @_builtins.property
+    def cards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedCard]:
+        """The real card for each card of the replica that these stages want, ascending by card."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        shard_index: _builtins.int = ...,
+        stage_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cards: _abc.Iterable[Global___PlannedCard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cards", b"cards", "shard_index", b"shard_index", "stage_ids", b"stage_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedPart: _TypeAlias = PlannedPart  # noqa: Y015
 
 @_typing.final
 class PlannedCard(_message.Message):
@@ -452,6 +498,7 @@ class PlannedTerm(_message.Message):
     STAGE_NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NEED_FIELD_NUMBER: _builtins.int
+    SHARD_INDEX_FIELD_NUMBER: _builtins.int
     replica_index: _builtins.int
     """Of which replica."""
     stage_id: _builtins.int
@@ -460,6 +507,8 @@ class PlannedTerm(_message.Message):
     """Its name."""
     memory_bytes: _builtins.int
     """int(utilization * total) + reserve, or bytes + reserve."""
+    shard_index: _builtins.int
+    """Which shard of the stage."""
     @_builtins.property
     def need(self) -> _types_pb2.MemoryNeed:
         """As the spec states it."""
@@ -472,10 +521,11 @@ class PlannedTerm(_message.Message):
         stage_name: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
         need: _types_pb2.MemoryNeed | None = ...,
+        shard_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["need", b"need"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "need", b"need", "replica_index", b"replica_index", "stage_id", b"stage_id", "stage_name", b"stage_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "need", b"need", "replica_index", b"replica_index", "shard_index", b"shard_index", "stage_id", b"stage_id", "stage_name", b"stage_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
