@@ -120,7 +120,9 @@ OPERATIONS = st.builds(
     TEXT,
     tuples(ROLLBACKS),
     maybe(FAILURES),
+    tuples(U32),
 )
+PEERS = st.builds(model.Peer, U32, TEXT, U32, TEXT, TEXT)
 NEEDS = st.one_of(
     st.builds(model.MemoryNeed, utilization=st.floats(0, 1), reserve_bytes=U64),
     st.builds(model.MemoryNeed, bytes=U64, reserve_bytes=U64),
@@ -176,6 +178,7 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[
     (SHARDS, convert.shard_to_proto, convert.shard_from_proto),
     (FAILURES, convert.failure_to_proto, convert.failure_from_proto),
     (OPERATIONS, convert.operation_to_proto, convert.operation_from_proto),
+    (PEERS, convert.peer_to_proto, convert.peer_from_proto),
     (SPECS, convert.spec_to_proto, convert.spec_from_proto),
     (DEVICES, convert.device_to_proto, convert.device_from_proto),
     (

@@ -279,6 +279,7 @@ class OperationRecord:
     reason: str = ""
     rollback: tuple[RollbackRecord, ...] = ()
     failure: Failure | None = None
+    up_stage_ids: tuple[StageId, ...] = ()
 
     @property
     def replica(self) -> ReplicaKey:
@@ -381,6 +382,17 @@ class StageStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """A shard of a replica as the other stages call it: the process, and where it serves."""
+
+    stage_id: StageId
+    stage_name: str
+    shard_index: int
+    instance_id: InstanceId
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class OperationPlan:
     """One start of a replica on one worker: all that reserve, start and commit need to know."""
 
@@ -398,3 +410,45 @@ class OperationPlan:
     @property
     def replica(self) -> ReplicaKey:
         return ReplicaKey(self.deployment, self.replica_index)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStart:
+    """One start of a replica on all of its workers, under one operation and one generation.
+
+    `parts` has one for each worker: the k-th holds the k-th shard of every stage that has so many,
+    and so the first one has all stages.
+    """
+
+    parts: tuple[OperationPlan, ...]
+
+    @property
+    def operation_id(self) -> OperationId:
+        return self.parts[0].operation_id
+
+    @property
+    def generation(self) -> Generation:
+        return self.parts[0].generation
+
+    @property
+    def replica(self) -> ReplicaKey:
+        return self.parts[0].replica
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Its workers, in shard order."""
+        return tuple(part.worker_id for part in self.parts)
+
+    @property
+    def is_spanning(self) -> bool:
+        """Whether several workers have to agree."""
+        return len(self.parts) > 1
+
+    @property
+    def where(self) -> str:
+        """Its workers, for people."""
+        return f"worker{'s' if self.is_spanning else ''} {', '.join(self.worker_ids)}"
+
+    def part_of(self, worker_id: WorkerId) -> OperationPlan:
+        """Return what a worker has of it; the worker is one of `worker_ids`."""
+        return next(part for part in self.parts if part.worker_id == worker_id)

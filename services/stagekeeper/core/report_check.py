@@ -280,6 +280,8 @@ def _operation_problem(
         return f"replica_index {operation.replica_index} is out of range"
     if len(operation.rollback) > MOST_REPORTED_STAGES:
         return f"rollback: {count_problem(len(operation.rollback), MOST_REPORTED_STAGES)}"
+    if len(operation.up_stage_ids) > MOST_REPORTED_STAGES:
+        return f"up_stage_ids: {count_problem(len(operation.up_stage_ids), MOST_REPORTED_STAGES)}"
     for entry in operation.rollback:
         if problem := seconds_problem(entry.duration_s) or length_problem(
             entry.error, LONGEST_MESSAGE

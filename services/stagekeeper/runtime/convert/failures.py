@@ -158,6 +158,7 @@ def operation_to_proto(record: OperationRecord) -> pb2.OperationRecord:
         reason=record.reason,
         rollback=[rollback_to_proto(entry) for entry in record.rollback],
         failure=None if record.failure is None else failure_to_proto(record.failure),
+        up_stage_ids=record.up_stage_ids,
     )
 
 
@@ -191,6 +192,7 @@ def operation_from_proto(message: pb2.OperationRecord) -> OperationRecord:
             for entry in message.rollback
         ),
         failure=failure_from_proto(message.failure) if message.HasField("failure") else None,
+        up_stage_ids=tuple([StageId(it) for it in message.up_stage_ids]),
     )
 
 

@@ -7,10 +7,13 @@ user has to look at it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stagekeeper.core.ids import (
     DeploymentName,
     DeviceId,
     Epoch,
+    InstanceId,
     OperationId,
     ReplicaIndex,
     StageId,
@@ -21,6 +24,7 @@ from stagekeeper.core.model import (
     DeploymentSpec,
     MemoryNeed,
     OperationPlan,
+    Peer,
     Placement,
     StageSpec,
     StageStart,
@@ -149,8 +153,19 @@ def plan_to_proto(
     plan: OperationPlan,
     header: agent_pb2.CommandHeader,
     step: agent_pb2.OperationStep.ValueType,
+    *,
+    start_stage_ids: Iterable[StageId] = (),
+    peers: Iterable[Peer] = (),
 ) -> agent_pb2.InitStageRequest:
-    """Build the request for one step of `plan`; only `step` differs between its requests."""
+    """Build the request for one step of `plan`; the plan is the same in all of its requests.
+
+    Args:
+        plan: a worker's part of a start.
+        header: whom it is from and for.
+        step: which one.
+        start_stage_ids: START only: the stages to start now; none at all means all.
+        peers: COMMIT only: the shards that lie on other workers.
+    """
     return agent_pb2.InitStageRequest(
         header=header,
         step=step,
@@ -163,6 +178,28 @@ def plan_to_proto(
         stages=[stage_start_to_proto(stage) for stage in plan.stages],
         entry_stage_id=plan.entry_stage_id,
         stage_count=plan.stage_count,
+        start_stage_ids=start_stage_ids,
+        peers=[peer_to_proto(peer) for peer in peers],
+    )
+
+
+def peer_to_proto(peer: Peer) -> pb2.Peer:
+    return pb2.Peer(
+        stage_id=peer.stage_id,
+        stage_name=peer.stage_name,
+        shard_index=peer.shard_index,
+        instance_id=peer.instance_id,
+        url=peer.url,
+    )
+
+
+def peer_from_proto(message: pb2.Peer) -> Peer:
+    return Peer(
+        stage_id=StageId(message.stage_id),
+        stage_name=message.stage_name,
+        shard_index=message.shard_index,
+        instance_id=InstanceId(message.instance_id),
+        url=message.url,
     )
 
 
