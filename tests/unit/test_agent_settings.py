@@ -43,6 +43,7 @@ def test_defaults_are_sound():
         ({"devices": ("cpu:0=1GiB", "cpu:0=2GiB")}, "given twice"),
         ({"operation_lease_s": 0.0}, "operation_lease_s"),
         ({"stop_budget_s": -1.0}, "stop_budget_s"),
+        ({"max_loads": 0}, "max_loads"),
         ({"heartbeat_timeout_s": float("nan")}, "heartbeat_timeout_s"),
         ({"busy_after_s": 5.0, "stall_after_s": 4.0}, "stall_after_s"),
         ({"state_dir": Path("/tmp/" + "long/" * 20)}, "choose a shorter --state-dir"),

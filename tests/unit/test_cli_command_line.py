@@ -28,7 +28,7 @@ def test_verb_of_a_later_release_is_refused_with_what_to_do_instead(verb, capsys
     assert len(shown.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flag", ["--drain-on-term", "--drain-on-term=5", "--max-loads"])
+@pytest.mark.parametrize("flag", ["--drain-on-term", "--drain-on-term=5"])
 def test_flag_of_a_later_release_is_refused_and_not_called_unknown(flag, capsys):
     code = run(["agent", flag, "5"])
 
@@ -37,11 +37,11 @@ def test_flag_of_a_later_release_is_refused_and_not_called_unknown(flag, capsys)
 
 
 def test_what_looks_like_a_later_flag_after_a_double_dash_is_left_alone():
-    later.refuse(["agent", "--", "--max-loads"])
+    later.refuse(["agent", "--", "--drain-on-term"])
 
 
 def test_flag_of_another_verb_is_left_alone():
-    later.refuse(["supervisor", "--max-loads"])
+    later.refuse(["supervisor", "--drain-on-term"])
 
 
 @pytest.mark.parametrize("argv", [["no-such-verb"], ["agent", "--no-such-flag"], ["validate"]])

@@ -255,7 +255,11 @@ class Agent:
             self._ledger,
             Admission(store, self._stages, self._ledger, entrypoints),
             OperationStart(
-                spawner.spawn, self._stages, deaths, rollback_budget_s=settings.rollback_budget_s
+                spawner.spawn,
+                self._stages,
+                deaths,
+                rollback_budget_s=settings.rollback_budget_s,
+                max_loads=settings.max_loads,
             ),
             self._owner,
             lease_s=settings.operation_lease_s,

@@ -18,6 +18,7 @@ import structlog
 
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.initializer import run_init_async
+from stagekeeper.agent.load_limit import LoadLimit
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.readiness import StartFailed, until_ready
 from stagekeeper.agent.stage_process import StageProcess
@@ -39,6 +40,7 @@ class OperationStart:
     Args:
         spawn: starts a stage's process and holds it.
         rollback_budget_s: what a stage gets to end by itself that never was in service.
+        max_loads: stages in LOAD at once at most; None is no limit.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class OperationStart:
         deaths: Deaths,
         *,
         rollback_budget_s: float,
+        max_loads: int | None = None,
     ) -> None:
         self._spawn = spawn
         self._stages = stages
         self._deaths = deaths
         self._rollback_budget_s = rollback_budget_s
+        self._loads = LoadLimit(stages, max_loads)
         self._device_locks: dict[DeviceId, asyncio.Lock] = {}
 
     async def run(self, operation: Operation, plan: OperationPlan) -> None:
@@ -104,7 +108,8 @@ class OperationStart:
         async with self._alone_on(start.device_ids):
             self._forget_failed(plan, start)
             try:
-                stage = self._spawn(plan, start)
+                async with self._loads.turn():
+                    stage = self._spawn(plan, start)
             except OSError:
                 await self._forget_unborn(plan, start)
                 raise

@@ -56,6 +56,7 @@ class AgentSettings:
         operation_lease_s: an uncommitted operation that no reign joins for so long is rolled back.
         stop_budget_s: from the request to stop until SIGKILL, for stages that name none.
         rollback_budget_s: the same for stages that never were in service.
+        max_loads: stages of this agent that may be in LOAD at once; None is no limit.
         max_wait_s: the agent ends if it has found no supervisor by then; None is for ever.
         heartbeat_timeout_s: a heartbeat without an answer for so long has failed.
         register_timeout_s: the same for a registration, beside the time that its bytes need. Half
@@ -81,6 +82,7 @@ class AgentSettings:
     operation_lease_s: float = 60.0
     stop_budget_s: float = 10.0
     rollback_budget_s: float = 3.0
+    max_loads: int | None = None
     max_wait_s: float | None = None
     heartbeat_timeout_s: float = 2.0
     register_timeout_s: float = 5.0
@@ -153,6 +155,8 @@ class AgentSettings:
         ):
             if not seconds >= 0:
                 yield f"{name} {seconds} is below 0"
+        if self.max_loads is not None and self.max_loads < 1:
+            yield f"max_loads {self.max_loads} is not 1 or more: nothing could ever start"
         if not self.busy_after_s <= self.stall_after_s:
             yield f"stall_after_s {self.stall_after_s} is below busy_after_s {self.busy_after_s}"
 

@@ -28,8 +28,6 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
     "agent": {
         "--drain-on-term": "SIGTERM ends the agent and leaves its stages running; `stagekeeper "
         "delete NAME` stops them",
-        "--max-loads": "stages that share a card start one after another already; give stages the "
-        "same card to keep their loads apart",
     },
 }
 """Verb → flag → what to do instead."""

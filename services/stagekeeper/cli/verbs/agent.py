@@ -51,6 +51,14 @@ def agent(
         float,
         typer.Option(metavar="SECONDS", help="From SIGTERM to SIGKILL, for stages that name none."),
     ] = 10.0,
+    max_loads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Stages that load their weights at once, at most [default: no limit].",
+            show_default=False,
+        ),
+    ] = None,
     busy_after_s: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="Without progress in a call or a phase: BUSY."),
@@ -100,6 +108,7 @@ def agent(
         max_wait_s=max_wait,
         operation_lease_s=operation_lease_s,
         stop_budget_s=stop_budget_s,
+        max_loads=max_loads,
         busy_after_s=busy_after_s,
         stall_after_s=stall_after_s,
         device_deadline_s=device_deadline_s,
