@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 
-from benchmarks import recovery_load, registry, stage
+from benchmarks import init, recovery_load, registry, stage
 
 BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "heartbeats": registry.heartbeats,
@@ -18,6 +18,9 @@ BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "call": stage.call_round_trip,
     "idle-agent": stage.idle_agent,
     "recovery-load": recovery_load.recovery_load,
+    "init": init.init,
+    "grouping": init.grouping,
+    "init-processes": init.processes,
 }
 
 
