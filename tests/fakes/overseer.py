@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -161,23 +162,25 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
         return header_to_proto(**facts)
 
     async def take(
-        self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan
+        self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan, **more: Any
     ) -> types_pb2.OperationRecord:
-        """Take a step and return its outcome."""
-        *_, last = await self.events(step, plan)
+        """Take a step and return its outcome; `more` is what `plan_to_proto` takes."""
+        *_, last = await self.events(step, plan, **more)
         assert last.HasField("outcome")
         return last.outcome
 
     async def events(
-        self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan
+        self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan, **more: Any
     ) -> list[agent_pb2.InitStageResponse]:
         """Take a step and return all that the agent said."""
-        return [event async for event in self.stream(step, plan)]
+        return [event async for event in self.stream(step, plan, **more)]
 
-    def stream(self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan) -> Any:
+    def stream(
+        self, step: agent_pb2.OperationStep.ValueType, plan: OperationPlan, **more: Any
+    ) -> Any:
         """Take a step; what the agent says is read as it comes."""
         self._newest[plan.deployment] = max(self._newest[plan.deployment], plan.generation.n)
-        request = plan_to_proto(plan, self.header(), step)
+        request = plan_to_proto(plan, self.header(), step, **more)
         return self.agent.InitStage(request, timeout=CALL_TIMEOUT_S)
 
     async def bring_up(self, plan: OperationPlan) -> types_pb2.OperationRecord:
@@ -188,10 +191,15 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
             return started
         return await self.take(COMMIT, plan)
 
-    async def cancel(self, operation_id: str) -> types_pb2.OperationRecord | None:
+    async def cancel(
+        self, operation_id: str, *, lets_finish: bool = False
+    ) -> types_pb2.OperationRecord | None:
         response = await self.agent.CancelOperation(
             agent_pb2.CancelOperationRequest(
-                header=self.header(), operation_id=operation_id, reason="test"
+                header=self.header(),
+                operation_id=operation_id,
+                reason="test",
+                lets_finish=lets_finish,
             ),
             timeout=CALL_TIMEOUT_S,
         )
@@ -247,8 +255,9 @@ def plan(
     deployment: str = "m",
     operation: str = "",
     epoch: Epoch = REIGN,
+    shard: tuple[int, int] = (0, 1),
 ) -> OperationPlan:
-    """A plan that starts these stages as generation `n`."""
+    """A plan that starts these stages as generation `n`; of each the same shard (index, count)."""
     starts: Sequence[tuple[StageSpec, tuple[str, ...]]] = [
         (it[0], (it[1],)) if isinstance(it, tuple) else (it, ()) for it in stages
     ]
@@ -259,7 +268,12 @@ def plan(
         generation=Generation(epoch, n),
         worker_id=WorkerId("w"),
         stages=tuple(
-            StageStart(StageId(index), spec, tuple(DeviceId(it) for it in devices))
+            StageStart(
+                StageId(index),
+                replace(spec, shard_count=shard[1]),
+                tuple(DeviceId(it) for it in devices),
+                *shard,
+            )
             for index, (spec, devices) in enumerate(starts)
         ),
         stage_count=len(starts),

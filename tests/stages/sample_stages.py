@@ -29,6 +29,7 @@ class Echo(Stage):
             "pid": os.getpid(),
             "replica": self.context.replica_index,
             "stage": self.context.stage_name,
+            "shard": (self.shard_index, self.shard_count),
         }
 
     @endpoint

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stagekeeper.core import model
 from stagekeeper.core.ids import NO_EPOCH, ChangeRevision, Epoch, Generation, StageId, WorkerId
-from stagekeeper.core.states import OperationState, Phase, ShardState
+from stagekeeper.core.states import OperationState, Phase, RollbackEnding, ShardState
 from stagekeeper.runtime import convert
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
@@ -109,7 +109,20 @@ def failures(causes: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 FAILURES = failures(tuples(failures(st.just(()))))
-ROLLBACKS = st.builds(model.RollbackRecord, U32, st.booleans(), TEXT, SECONDS)
+ROLLBACKS = st.builds(
+    model.RollbackRecord,
+    U32,
+    st.booleans(),
+    TEXT,
+    SECONDS,
+    TEXT,
+    TEXT,
+    maybe(st.sampled_from(ShardState)),
+    maybe(st.sampled_from(Phase)),
+    maybe(st.sampled_from(RollbackEnding)),
+    maybe(U64),
+    maybe(U64),
+)
 OPERATIONS = st.builds(
     model.OperationRecord,
     st.text(min_size=1, max_size=8),

@@ -3,7 +3,8 @@
 Each record ends up in one of three ways before the agent registers: held (a live process that does
 not answer in time is reported as ADOPTING), proven gone and reported as failed, or proven gone and
 forgotten. Stopped here is only what the records say was never let go, or was asked to stop already.
-What is not recorded is never touched.
+What is not recorded is never touched. An operation that was under way goes on later (`go_on` of
+`operations`), unless one of its stages ended meanwhile: then it is rolled back.
 
 Invariant: a process is ours only if pid, start ticks, boot and instance id all say so.
 """
@@ -26,10 +27,12 @@ from stagekeeper.agent.operation_store import (
     is_committed,
 )
 from stagekeeper.agent.operations import Operations
-from stagekeeper.agent.records import StageRecord, open_process
+from stagekeeper.agent.records import RecordStore, StageRecord, open_process
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
+from stagekeeper.core.ids import DeploymentName, ReplicaIndex, SlotKey, StageId
+from stagekeeper.core.model import Failure
 from stagekeeper.core.states import ShardState
 from stagekeeper.runtime.process import boot_id
 
@@ -55,12 +58,14 @@ class Adoption:
         store: OperationStore,
         deaths: Deaths,
         stopping: Stopping,
+        record_store: RecordStore,
     ) -> None:
         self._stages = stages
         self._operations = operations
         self._store = store
         self._deaths = deaths
         self._stopping = stopping
+        self._record_store = record_store
         self._boot_id = boot_id()
         self._held: list[StageProcess] = []
         self._gone_count = 0
@@ -74,20 +79,25 @@ class Adoption:
         wait_s: float,
     ) -> Adopted:
         """Take everything over; return when each held process has answered, or `wait_s` is over."""
-        by_id = {file.record.operation_id: file for file in operations}
+        by_id = {file.record.operation_id: self._usable(file) for file in operations}
         for record in records:
-            file = by_id.get(record.shard.operation_id)
-            self._store.note_generation(record.shard.slot, record.shard.generation)
-            committed = is_committed(record.shard, file)
-            if not committed and file is None:
-                by_id[record.shard.operation_id] = file_from(record.shard)
-            await self._take_over(record, committed=committed)
+            shard = record.shard
+            file = by_id.get(shard.operation_id)
+            self._store.note_generation(shard.slot, shard.generation)
+            committed = is_committed(shard, file)
+            if file is None:
+                file = file_from(shard)
+                if not committed:
+                    by_id[shard.operation_id] = file
+            await self._take_over(record, file, committed=committed)
         for file in by_id.values():
-            self._operations.take_over(file)
+            self._operations.take_over(file, self._failed_of(file))
         await self._answers(wait_s)
         return Adopted(len(self._held), self._gone_count, self._cleaned_count)
 
-    async def _take_over(self, record: StageRecord, *, committed: bool) -> None:
+    async def _take_over(
+        self, record: StageRecord, file: OperationFile, *, committed: bool
+    ) -> None:
         handle = open_process(record, self._boot_id)
         state = record.shard.state
         if handle is not None and state not in (ShardState.STOPPING, ShardState.FAILED):
@@ -96,26 +106,59 @@ class Adoption:
             self._held.append(stage)
             return
         stage = self._stages.add(record)
+        # Of an operation that is open, the rollback sees to what was its stage, and tells of it.
+        is_open = not committed and not file.has_ended
         if handle is not None and state is ShardState.STOPPING:
             self._stages.hold(stage, handle)
-            _ = self._stopping.stop(stage, None, record.shard.state_reason)
+            if not is_open:
+                _ = self._stopping.stop(stage, None, record.shard.state_reason)
             self._cleaned_count += 1
             return
         stage.handle = handle
         was_asked = state is ShardState.STOPPING  # then its end is no failure, whoever saw it
-        is_news = not was_asked and state is not ShardState.FAILED
-        if is_news and committed and record.process is not None:
-            stage.update(committed=True)
+        was_let_go = record.process is not None and (
+            committed or self._record_store.has_spoken(record.instance_id)
+        )
+        if (
+            was_let_go
+            and (committed or is_open)
+            and not was_asked
+            and state is not ShardState.FAILED
+        ):
+            stage.update(committed=committed)
             self._deaths.found_gone(stage)
         # Nothing watches it yet, and its children may have outlived it.
         await kill_processes(stage)
-        if stage.state is ShardState.FAILED and committed:
+        if stage.state is ShardState.FAILED and (committed or is_open):
             stage.persist()
             self._gone_count += 1
-        else:
+        elif not (was_asked and is_open):
             # Never let go, never committed, or to be stopped anyway: nobody waits for it.
             self._stages.forget(stage)
             self._cleaned_count += 1
+
+    def _usable(self, file: OperationFile) -> OperationFile:
+        """Take the plan from an operation that cannot go on: of one of its stages too little is
+        known, since its record is damaged, and nothing is started beside a process of it."""
+        unclear = {
+            SlotKey(
+                DeploymentName(it.launch.deployment),
+                ReplicaIndex(it.launch.replica_index),
+                StageId(it.launch.stage_id),
+            )
+            for it in self._record_store.damaged
+            if it.launch is not None
+        }
+        if unclear.isdisjoint(file.slots):
+            return file
+        return msgspec.structs.replace(file, plan=None)
+
+    def _failed_of(self, file: OperationFile) -> tuple[str, Failure | None] | None:
+        """Return why an operation cannot go on: the first failure among its stages."""
+        for stage in self._stages.of_operation(file.record.operation_id):
+            if stage.state in (ShardState.FAILED, ShardState.STOPPING):
+                return stage.shard.state_reason, self._deaths.known_of(stage)
+        return None
 
     async def _answers(self, wait_s: float) -> None:
         waits = [asyncio.ensure_future(_until_reached(stage)) for stage in self._held]

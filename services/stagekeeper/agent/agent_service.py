@@ -14,13 +14,14 @@ from typing import Final
 from stagekeeper.agent.authority import Authority
 from stagekeeper.agent.inventory import InventoryReport
 from stagekeeper.agent.log_tail import follow, tail
-from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
 from stagekeeper.core.command_check import (
+    asked_problems,
     cancel_problems,
+    peer_problems,
     plan_problems,
     slot_problems,
     stop_problems,
@@ -37,13 +38,14 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.limits import MOST_LINES_READ
-from stagekeeper.core.model import OperationPlan, OperationRecord, ShardRecord
+from stagekeeper.core.model import OperationRecord, ShardRecord
 from stagekeeper.core.names import cut
 from stagekeeper.runtime.convert import (
     device_to_proto,
     epoch_from_proto,
     generation_from_proto,
     operation_to_proto,
+    peer_from_proto,
     phase_to_proto,
     plan_from_proto,
     progress_to_proto,
@@ -101,18 +103,30 @@ class AgentService(AgentServiceServicer):
         if self._authority.is_draining:
             raise Refused(Reason.DRAINING, "this agent ends and starts nothing new")
         plan = plan_from_proto(request, self._worker_id)
-        problems = [*_step_problems(request.step), *plan_problems(plan, reign)]
+        problems = [*_step_problems(request), *plan_problems(plan, reign)]
         if request.step == pb.OPERATION_STEP_RESERVE:
             problems += self._operations.problems(plan)
+        asked = [StageId(it) for it in request.start_stage_ids]
+        problems += asked_problems(plan, asked)
+        peers = tuple([peer_from_proto(it) for it in request.peers])
+        problems += peer_problems(plan, peers)
         _refuse(problems, "the operation")
         committed = self._operations.committed_record(plan.operation_id)
         if committed is not None:
+            if request.step == pb.OPERATION_STEP_COMMIT:
+                await self._operations.commit_again(plan.operation_id, peers)
             yield _outcome(committed)
             return
-        operation = await self._take_step(request.step, plan)
+        if request.step == pb.OPERATION_STEP_RESERVE:
+            operation = self._operations.reserve(plan)
+        elif request.step == pb.OPERATION_STEP_COMMIT:
+            operation = await self._operations.commit(plan, peers)
+        else:
+            asked = asked or [start.stage_id for start in plan.stages]
+            operation = self._operations.start(plan, asked)
         with self._operations.joined(operation):
             if request.step == pb.OPERATION_STEP_START:
-                async for shard in operation.progress():
+                async for shard in operation.progress(asked):
                     yield pb.InitStageResponse(progress=_progress(shard, self._worker_id))
             yield _outcome(operation.record)
 
@@ -123,7 +137,9 @@ class AgentService(AgentServiceServicer):
         self._check(request.header)
         operation_id = OperationId(request.operation_id)
         _refuse(cancel_problems(operation_id), "the cancellation")
-        record = await self._operations.cancel(operation_id, cut(request.reason))
+        record = await self._operations.cancel(
+            operation_id, cut(request.reason), lets_finish=request.lets_finish
+        )
         return pb.CancelOperationResponse(
             operation=None if record is None else operation_to_proto(record)
         )
@@ -187,13 +203,6 @@ class AgentService(AgentServiceServicer):
         async for lines in pieces:
             yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
 
-    async def _take_step(self, step: pb.OperationStep.ValueType, plan: OperationPlan) -> Operation:
-        if step == pb.OPERATION_STEP_RESERVE:
-            return self._operations.reserve(plan)
-        if step == pb.OPERATION_STEP_START:
-            return self._operations.start(plan)
-        return await self._operations.commit(plan)
-
     def _check(self, header: pb.CommandHeader) -> Epoch:
         """Refuse what is not for this agent now; return the reign that commands."""
         epoch = epoch_from_proto(header.epoch)
@@ -213,9 +222,14 @@ class AgentService(AgentServiceServicer):
         )
 
 
-def _step_problems(step: int) -> Iterable[FieldProblem]:
-    if step not in _STEPS:
-        yield FieldProblem("step", f"{step} is no step of an operation")
+def _step_problems(request: pb.InitStageRequest) -> Iterable[FieldProblem]:
+    if request.step not in _STEPS:
+        yield FieldProblem("step", f"{request.step} is no step of an operation")
+        return
+    if request.start_stage_ids and request.step != pb.OPERATION_STEP_START:
+        yield FieldProblem("start_stage_ids", "are for START alone")
+    if request.peers and request.step != pb.OPERATION_STEP_COMMIT:
+        yield FieldProblem("peers", "are for COMMIT alone")
 
 
 def _refuse(problems: Sequence[FieldProblem], what: str = "the request") -> None:

@@ -19,6 +19,7 @@ from stagekeeper.agent import agent_service
 from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
+from stagekeeper.agent.card_memory import CardMemory
 from stagekeeper.agent.connection import AuthorityEnded
 from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.deaths import Deaths
@@ -40,6 +41,7 @@ from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.reservation import Admission
+from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.rounds import Rounds
 from stagekeeper.agent.session import Session
 from stagekeeper.agent.settings import AgentSettings
@@ -62,6 +64,9 @@ _log = structlog.get_logger(__name__)
 _GOODBYE_S: Final = 10.0
 """What the end of an agent may take: for undoing what is not committed, and for stops under way."""
 _FLUSH_S: Final = 1.0
+
+_LOOK_S: Final = 1.0
+"""What a reading of the cards may take around the end of a stage; then the last one counts."""
 
 
 class Agent:
@@ -185,8 +190,14 @@ class Agent:
         self._oom = OomWitness()
         self._records = records
         deaths = Deaths(settings.worker_id, self._spool, records, self._oom, self._clock)
+        memory = CardMemory(
+            self._inventory,
+            self._clock,
+            wait_s=settings.memory_wait_s,
+            look_s=min(_LOOK_S, settings.device_deadline_s),
+        )
         self._stages = Stages(
-            records, self._ledger, deaths, self._owner, self._clock, self._slice.changed
+            records, self._ledger, deaths, self._owner, self._clock, self._slice.changed, memory
         )
         self._damaged = DamagedRecords(records.damaged, records.end_damaged, self._slice.changed)
         self._damaged.look()
@@ -206,10 +217,10 @@ class Agent:
         self._operations = self._make_operations(store, deaths)
         self._stopping = Stopping(self._stages, self._operations, self._owner)
         deaths.on_failure = self._stage_failed
-        adopted = await Adoption(self._stages, self._operations, store, deaths, self._stopping).run(
-            found, operation_files, wait_s=settings.adopt_wait_s
-        )
+        adoption = Adoption(self._stages, self._operations, store, deaths, self._stopping, records)
+        adopted = await adoption.run(found, operation_files, wait_s=settings.adopt_wait_s)
         await self._inventory.read_once(2 * settings.device_deadline_s)
+        self._operations.go_on()  # which may need the cards
         self.adopted_count = adopted.held_count
         _log.info(
             "taken over",
@@ -249,18 +260,22 @@ class Agent:
             self._clock,
         )
         entrypoints = Entrypoints(settings.allow, settings.pythonpath)
+        rollback = Rollback(
+            settings.worker_id,
+            self._stages,
+            self._ledger,
+            self._owner,
+            budget_s=settings.rollback_budget_s,
+        )
         return Operations(
             store,
             self._stages,
             self._ledger,
             Admission(store, self._stages, self._ledger, entrypoints),
             OperationStart(
-                spawner.spawn,
-                self._stages,
-                deaths,
-                rollback_budget_s=settings.rollback_budget_s,
-                max_loads=settings.max_loads,
+                spawner.spawn, self._stages, deaths, rollback, max_loads=settings.max_loads
             ),
+            rollback,
             self._owner,
             lease_s=settings.operation_lease_s,
             on_change=self._slice.changed,

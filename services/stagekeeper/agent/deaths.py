@@ -111,6 +111,10 @@ class Deaths:
             seen_by="adoption",
         )
 
+    def known_of(self, stage: StageProcess) -> Failure | None:
+        """Return the failure of a stage, also one that an earlier life of the agent wrote down."""
+        return stage.failure or self._spool.of_instance(stage.instance_id)
+
     def declare(
         self,
         stage: StageProcess,
@@ -188,7 +192,7 @@ def _verdict_on_raise(stage: StageProcess, exit_info: ExitInfo | None) -> _Verdi
     raised = stage.raised
     assert raised is not None
     where = f" in {raised.phase}" if raised.phase is not None else ""
-    name = f"stage {stage.shard.stage_name}"
+    name = stage.name
     if raised.out_of_memory:
         kind, what = "OUT_OF_MEMORY", "ran out of memory"
     else:
@@ -207,4 +211,4 @@ def _name(stage: StageProcess) -> str:
     shard = stage.shard
     phase = f" in {shard.phase}" if shard.phase and shard.state is ShardState.STARTING else ""
     pid = f" (pid {shard.pid})" if shard.pid else ""
-    return f"stage {shard.stage_name}{pid}{phase}"
+    return f"{stage.name}{pid}{phase}"

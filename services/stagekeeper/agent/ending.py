@@ -63,8 +63,10 @@ async def _kill_until_gone(stage: StageProcess) -> bool:
     # Our hold began while the leader lived, so the session's number is still its own.
     session = handle.pid if handle is not None else None
     killed = False
+    pids = set() if session is None else {session}
     while members := await _members(stage.instance_id, session):
         killed = True
+        pids.update(member.pid for member in members)
         left = await _kill(members)
         if left:
             _log.error(
@@ -79,6 +81,8 @@ async def _kill_until_gone(stage: StageProcess) -> bool:
     if stage.link is not None:
         await stage.link.close()
         stage.link = None
+    # What it claims is free only then: the driver takes its memory back a while after its end.
+    stage.memory_note = await stage.memory_returns(pids)
     stage.all_gone()
     crash_points.reached("stop-gone")
     return killed

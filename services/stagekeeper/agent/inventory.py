@@ -10,9 +10,10 @@ Invariant: the ledger counts with what the last look found, from that look on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import structlog
 
@@ -58,6 +59,7 @@ class Inventory:
         self._known: tuple[tuple[Device, ...], str] | None = None
         self._unread = set(range(len(sources)))
         self._is_read = asyncio.Event()
+        self._followed: dict[int, _Followed] = {}
         self.on_change: Callable[[], None] = lambda: None
         self._take_in()
 
@@ -106,16 +108,41 @@ class Inventory:
             for card in cards
         }
 
+    async def look_again(self, within_s: float) -> None:
+        """Return when every kind was looked at anew from now on, or when time is up."""
+        looks = [it.next_look() for it in self._followed.values()]
+        if looks:
+            _, pending = await asyncio.wait(looks, timeout=within_s)
+            if pending:
+                _log.info("the devices are not read in time; the last reading counts")
+
+    def listed_on(self, device_ids: Iterable[DeviceId]) -> dict[DeviceId, frozenset[int]]:
+        """Return the pids on each of these cards as last read; none where nobody can tell."""
+        cards, _ = self._read(())
+        listed = {
+            card.device.device_id: frozenset(it.pid for it in card.processes or ())
+            for card in cards
+        }
+        return {it: listed.get(it, frozenset()) for it in device_ids}
+
     async def _follow(self, place: int, source: DeviceSource) -> None:
-        wait_s: float | None = 0.0
-        while wait_s is not None:
-            wait_s = await source.look()
-            self._take_in()
-            self._unread.discard(place)
-            if not self._unread:
-                self._is_read.set()
-            if wait_s is not None:
-                await self._clock.sleep(wait_s)
+        followed = self._followed[place] = _Followed()
+        try:
+            wait_s: float | None = 0.0
+            while wait_s is not None:
+                followed.begins()
+                wait_s = await source.look()
+                self._take_in()
+                self._unread.discard(place)
+                if not self._unread:
+                    self._is_read.set()
+                followed.ends()
+                if wait_s is not None:
+                    await followed.wanted_or(self._clock.sleep(wait_s))
+        finally:
+            del self._followed[place]
+            followed.begins()  # nobody looks any more, so nobody is to wait for it
+            followed.ends()
 
     def _take_in(self) -> None:
         cards, unknown_reason = self._read(())
@@ -144,6 +171,42 @@ class Inventory:
             for index, card in enumerate(card for reading in readings for card in reading.cards)
         ]
         return cards, "; ".join(it.unknown_reason for it in readings if it.unknown_reason)
+
+
+class _Followed:
+    """Who waits for the looks at one kind of card."""
+
+    def __init__(self) -> None:
+        self._wanted = asyncio.Event()
+        self._next: list[asyncio.Future[None]] = []
+        self._running: list[asyncio.Future[None]] = []
+
+    def next_look(self) -> asyncio.Future[None]:
+        """Have it looked at soon; what is returned is done when a look from now on has ended."""
+        look: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next.append(look)
+        self._wanted.set()
+        return look
+
+    def begins(self) -> None:
+        self._wanted.clear()
+        self._running, self._next = self._running + self._next, []
+
+    def ends(self) -> None:
+        ended, self._running = self._running, []
+        for look in ended:
+            if not look.done():
+                look.set_result(None)
+
+    async def wanted_or(self, pause: Coroutine[Any, Any, None]) -> None:
+        """Wait for the end of the pause, or until a look is wanted before."""
+        waits = [asyncio.ensure_future(pause), asyncio.ensure_future(self._wanted.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
 
 
 def _belongs(pid: int, stages: Iterable[StageProcess]) -> bool:

@@ -39,6 +39,7 @@ from stagekeeper.agent.operation_store import (
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore, StageRecord, open_process
 from stagekeeper.agent.reservation import Admission
+from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
 from stagekeeper.core.ids import (
@@ -179,7 +180,9 @@ class _WrittenDown:
             OperationState.ROLLING_BACK,
             f"operation {operation_id}",
         )
-        file = OperationFile(replace(file.record, state=state, reason=REASON), file.stage_ids)
+        file = msgspec.structs.replace(
+            file, record=replace(file.record, state=state, reason=REASON)
+        )
         self.store.write(file)
         return file
 
@@ -275,24 +278,29 @@ class _Ending:
         ledger = Ledger(())
         deaths = Deaths(directory.worker_id, spool, records, OomWitness(), clock)
         self._stages = Stages(records, ledger, deaths, self._owner, clock, lambda: None)
+        rollback = Rollback(
+            directory.worker_id,
+            self._stages,
+            ledger,
+            self._owner,
+            budget_s=_ROLLBACK_BUDGET_S if budget_s is None else budget_s,
+        )
         self._operations = Operations(
             store,
             self._stages,
             ledger,
             Admission(store, self._stages, ledger, Entrypoints((), ())),
-            OperationStart(
-                _start_nothing,
-                self._stages,
-                deaths,
-                rollback_budget_s=_ROLLBACK_BUDGET_S if budget_s is None else budget_s,
-            ),
+            OperationStart(_start_nothing, self._stages, deaths, rollback),
+            rollback,
             self._owner,
             lease_s=_NO_LEASE_S,
             on_change=lambda: None,
         )
         deaths.on_failure = self._operations.stage_failed
         self._stopping = Stopping(self._stages, self._operations, self._owner)
-        self._adoption = Adoption(self._stages, self._operations, store, deaths, self._stopping)
+        self._adoption = Adoption(
+            self._stages, self._operations, store, deaths, self._stopping, records
+        )
 
     async def run(self) -> set[InstanceId]:
         """End all of it; return the instances that are not settled."""

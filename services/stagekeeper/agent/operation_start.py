@@ -1,16 +1,18 @@
-"""START and its undoing: the stages of one operation brought up, or taken down again.
+"""START: stages of an operation brought up, each spawned or, after an earlier life, found alive.
 
-Decided here: what one stage's start and clean-up are made of. The order (groups that share a card
-serially, others side by side, the rollback in reverse) is `run_init_async`'s. One lock per card
-keeps the starts of different operations from overlapping on it.
+Decided here: what the start of one stage is made of. The order (stages of one call that share a
+card serially, others side by side) is `run_init_async`'s. One lock per card keeps the starts of
+different calls and operations from overlapping on it. A stage that came up stays up when another
+one fails: it is the rollback's, which undoes all of the operation in one order.
 
-Invariant: a start that does not return its stage has left no process of it.
+Invariant: a start that does not return its stage has left no process of it; nothing is spawned for
+an operation that is being undone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -21,12 +23,14 @@ from stagekeeper.agent.initializer import run_init_async
 from stagekeeper.agent.load_limit import LoadLimit
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.readiness import StartFailed, until_ready
+from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
+from stagekeeper.core.errors import InitError
 from stagekeeper.core.ids import DeviceId, StageId
-from stagekeeper.core.model import OperationPlan, RollbackRecord, StageStart
-from stagekeeper.core.names import cut
+from stagekeeper.core.model import OperationPlan, StageStart
 from stagekeeper.runtime import crash_points
+from stagekeeper.runtime.process import age_s
 
 _log = structlog.get_logger(__name__)
 
@@ -34,12 +38,16 @@ _RAISED_BUDGET_S: Final = 1.0
 """For a stage that said itself that its start raised: it only waits to be read."""
 
 
+class _Halted(Exception):
+    """Another stage failed, or the operation is not wanted any more, before this one began."""
+
+
 class OperationStart:
-    """Starts and cleans the stages of one agent's operations.
+    """Starts the stages of one agent's operations.
 
     Args:
         spawn: starts a stage's process and holds it.
-        rollback_budget_s: what a stage gets to end by itself that never was in service.
+        rollback: undoes what has begun.
         max_loads: stages in LOAD at once at most; None is no limit.
     """
 
@@ -48,83 +56,111 @@ class OperationStart:
         spawn: Callable[[OperationPlan, StageStart], StageProcess],
         stages: Stages,
         deaths: Deaths,
+        rollback: Rollback,
         *,
-        rollback_budget_s: float,
         max_loads: int | None = None,
     ) -> None:
         self._spawn = spawn
         self._stages = stages
         self._deaths = deaths
-        self._rollback_budget_s = rollback_budget_s
+        self._rollback = rollback
         self._loads = LoadLimit(stages, max_loads)
         self._device_locks: dict[DeviceId, asyncio.Lock] = {}
 
-    async def run(self, operation: Operation, plan: OperationPlan) -> None:
-        """Bring up all stages of an operation.
+    def living(self, operation: Operation) -> dict[StageId, StageProcess]:
+        """Return the stages of an operation that live already: an earlier agent started them."""
+        return {
+            it.shard.stage_id: it
+            for it in self._stages.of_operation(operation.operation_id)
+            if it.holds_processes and not it.is_asked
+        }
+
+    async def run(
+        self, operation: Operation, stage_ids: Collection[StageId], *, in_turn: bool = True
+    ) -> None:
+        """Bring up some stages of an operation. The first failure begins its rollback.
+
+        Args:
+            operation: has a plan.
+            stage_ids: some of the plan's.
+            in_turn: those that share a card one after another. Not for such as live already.
 
         Raises:
-            InitError: one did not come up, and all that had is cleaned.
-            asyncio.CancelledError: the operation is to be undone, and all is cleaned.
+            asyncio.CancelledError: the operation is to be undone at once, or the agent ends; what
+                was in flight is cleaned.
         """
-        starts = {start.stage_id: start for start in plan.stages}
+        plan = operation.plan
+        assert plan is not None
+        starts = {start.stage_id: start for start in plan.stages if start.stage_id in stage_ids}
 
         async def bring_up(stage_id: StageId) -> StageProcess:
-            return await self._bring_up(operation, plan, starts[stage_id])
+            try:
+                return await self._bring_up(operation, plan, starts[stage_id])
+            except (StartFailed, _Halted):
+                raise  # its rollback has begun
+            except Exception as error:
+                name = starts[stage_id].spec.name
+                self._rollback.begin(
+                    operation,
+                    f"stage {name} could not be started: {type(error).__name__}: {error}",
+                )
+                raise
 
-        async def clean(stage_id: StageId, stage: StageProcess) -> None:
-            await self.clean(operation, stage)
+        async def leave(stage_id: StageId, stage: StageProcess) -> None:
+            """Leave it to the rollback, which also knows what other calls brought up."""
 
-        await run_init_async(
-            {stage_id: start.device_ids for stage_id, start in starts.items()}, bring_up, clean
-        )
-
-    async def clean(self, operation: Operation, stage: StageProcess) -> None:
-        """Undo one stage of an operation and note how it went."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        error = ""
         try:
-            reason = operation.record.reason
-            await self._stages.take_down(stage, self._rollback_budget_s, reason)
-        except Exception as raised:
-            error = cut(f"{type(raised).__name__}: {raised}")
-            _log.error("a stage's clean-up failed", stage=str(stage), exc_info=raised)
-        operation.rollback.append(
-            RollbackRecord(stage.shard.stage_id, not error, error, loop.time() - began)
-        )
-
-    def left_of(self, operation: Operation) -> list[StageProcess]:
-        """Return the stages of an operation that are still held, the last to come up first."""
-        held = self._stages.of_operation(operation.operation_id)
-        return sorted(
-            held,
-            key=lambda it: (it.shard.ready_time or float("inf"), it.shard.stage_id),
-            reverse=True,
-        )
+            await run_init_async(
+                {it: start.device_ids if in_turn else () for it, start in starts.items()},
+                bring_up,
+                leave,
+            )
+        except InitError as error:
+            _log.warning("a start ended", operation=str(operation), why=str(error))
 
     async def _bring_up(
         self, operation: Operation, plan: OperationPlan, start: StageStart
     ) -> StageProcess:
-        async with self._alone_on(start.device_ids):
-            self._forget_failed(plan, start)
-            try:
+        stage = self.living(operation).get(start.stage_id)
+        if stage is not None and stage.shard.ready_time is not None:
+            return await self._see_up(operation, stage, start)  # it needs no card for itself
+        async with self._alone_on(operation, start.device_ids):
+            if stage is None:
+                stage = await self._begin(operation, plan, start)
+            return await self._see_up(operation, stage, start)
+
+    async def _begin(
+        self, operation: Operation, plan: OperationPlan, start: StageStart
+    ) -> StageProcess:
+        try:
+            with operation.waits():
                 async with self._loads.turn():
-                    stage = self._spawn(plan, start)
-            except OSError:
-                await self._forget_unborn(plan, start)
-                raise
-            try:
-                await until_ready(stage, start.spec, self._deaths)
-            except StartFailed:
-                budget_s = 0.0 if stage.raised is None else _RAISED_BUDGET_S
-                await self._stages.take_down(stage, budget_s, "its start failed")
-                raise
-            except asyncio.CancelledError:
-                await self.clean(operation, stage)
-                raise
-            crash_points.reached("ready-written")
-            operation.up.append(stage)
-            return stage
+                    if operation.is_halted:
+                        raise _Halted(f"{operation} is being undone")
+                    self._forget_failed(plan, start)
+                    return self._spawn(plan, start)
+        except OSError:
+            self._forget_unborn(plan, start)
+            raise
+
+    async def _see_up(
+        self, operation: Operation, stage: StageProcess, start: StageStart
+    ) -> StageProcess:
+        process = stage.record.process
+        try:
+            await until_ready(
+                stage, start.spec, self._deaths, age_s=age_s(process) if process else 0.0
+            )
+        except StartFailed:
+            budget_s = 0.0 if stage.raised is None else _RAISED_BUDGET_S
+            await self._stages.take_down(stage, budget_s, "its start failed")
+            raise
+        except asyncio.CancelledError:
+            await self._rollback.clean(operation, stage)
+            raise
+        crash_points.reached("ready-written")
+        operation.came_up(stage)
+        return stage
 
     def _forget_failed(self, plan: OperationPlan, start: StageStart) -> None:
         """Make room in the slot: what failed in it earlier and holds nothing is replaced now."""
@@ -137,16 +173,19 @@ class OperationStart:
             ):
                 self._stages.forget(stage)
 
-    async def _forget_unborn(self, plan: OperationPlan, start: StageStart) -> None:
+    def _forget_unborn(self, plan: OperationPlan, start: StageStart) -> None:
         for stage in self._stages.of_operation(plan.operation_id):
             if stage.shard.stage_id == start.stage_id and not stage.record.pid:
                 self._stages.forget(stage)
 
     @asynccontextmanager
-    async def _alone_on(self, device_ids: Iterable[DeviceId]) -> AsyncIterator[None]:
+    async def _alone_on(
+        self, operation: Operation, device_ids: Iterable[DeviceId]
+    ) -> AsyncIterator[None]:
         """Hold the locks of these cards, taken in one order by everybody."""
         async with AsyncExitStack() as held:
-            for device_id in sorted(device_ids):
-                lock = self._device_locks.setdefault(device_id, asyncio.Lock())
-                await held.enter_async_context(lock)
+            with operation.waits():
+                for device_id in sorted(device_ids):
+                    lock = self._device_locks.setdefault(device_id, asyncio.Lock())
+                    await held.enter_async_context(lock)
             yield

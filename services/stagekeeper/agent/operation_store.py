@@ -1,9 +1,10 @@
 """What is on disk about operations, and the highest generation that each slot has seen.
 
-An operation is written before its first spawn and after each step; its file is the one place that
-says whether it is committed. Generations outlive the operations and the stages that used them: that
-is what a late command is fenced by. Of the slots, those with the newest generations are kept: a
-command that is late by a thousand starts is none that anybody still waits with.
+An operation is written before its first spawn and after each step, with all that it takes to go on
+with it in another life of the agent; its file is the one place that says whether it is committed.
+Generations outlive the operations and the stages that used them: that is what a late command is
+fenced by. Of the slots, those with the newest generations are kept: a command that is late by a
+thousand starts is none that anybody still waits with.
 
 Invariant: a generation that a stage was started with is on disk, in an operation or in its slot,
 until so many newer ones are.
@@ -21,19 +22,62 @@ import structlog
 from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.durable_file import remove_durably, rename_durably, write_durably
 from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
-from stagekeeper.core.model import OperationRecord, ShardRecord
+from stagekeeper.core.model import (
+    DeviceClaim,
+    OperationPlan,
+    OperationRecord,
+    Peer,
+    ShardRecord,
+)
 from stagekeeper.core.states import OperationState
 
 _log = structlog.get_logger(__name__)
 
 KEPT_SLOTS: Final = 1_000
 
+ENDED_OPERATION_STATES: Final = frozenset({OperationState.COMMITTED, OperationState.ROLLED_BACK})
+"""In these nothing more happens to an operation."""
+
+
+_UNENDED: Final = frozenset(
+    {OperationState.RESERVED, OperationState.STARTING, OperationState.STARTED}
+)
+
+
+class StageClaims(msgspec.Struct, frozen=True):
+    """What was set aside for one stage, as its cards were known then."""
+
+    stage_id: StageId
+    claims: tuple[DeviceClaim, ...]
+
 
 class OperationFile(msgspec.Struct, frozen=True):
-    """An operation as the disk knows it; `stage_ids` are its stages on this worker."""
+    """An operation as the disk knows it.
+
+    Attributes:
+        stage_ids: its stages on this worker.
+        plan: all that it takes to go on with it; None in files of an earlier release, in those made
+            up of a stage's record, and once it has ended.
+        asked_stage_ids: what START was asked for so far, ascending.
+        peers: the shards of the replica on other workers, as the last COMMIT named them.
+        claims: one for each stage with cards.
+    """
 
     record: OperationRecord
     stage_ids: tuple[StageId, ...]
+    plan: OperationPlan | None = None
+    asked_stage_ids: tuple[StageId, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    claims: tuple[StageClaims, ...] = ()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another life of the agent can go on with it."""
+        return self.plan is not None and self.record.state in _UNENDED
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record.state in ENDED_OPERATION_STATES
 
     @property
     def slots(self) -> Iterable[SlotKey]:

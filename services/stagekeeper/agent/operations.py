@@ -1,8 +1,9 @@
 """Operations on this worker: reserve, start, commit, or all of it undone.
 
-Decided here: what each step needs, what a repeat joins, when an operation is rolled back. Not
-decided here: the order of a start and of its rollback (`core.init_run`), the sums (`core.planner`),
-what becomes of a replica (the supervisor).
+Decided here: what each step needs, what a repeat joins, when an operation is given up, and how the
+next life of the agent goes on with it. Not decided here: how stages are brought up
+(`operation_start`), put into service (`commitment`) and undone (`rollback`), the sums
+(`core.planner`), what becomes of a replica (the supervisor).
 
 Invariants: an operation is on disk before its first spawn; its file alone says that it is
 committed; what is committed is never rolled back; a rollback is run once.
@@ -11,22 +12,24 @@ committed; what is committed is never rolled back; a rollback is run once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import structlog
 
+from stagekeeper.agent.commitment import Commitment
 from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operation_start import OperationStart
-from stagekeeper.agent.operation_store import OperationFile, OperationStore
+from stagekeeper.agent.operation_store import OperationFile, OperationStore, StageClaims
 from stagekeeper.agent.reservation import Admission
+from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
-from stagekeeper.core.errors import FieldProblem, InitError, Reason, Refused, bad_fields
-from stagekeeper.core.ids import Generation, OperationId, SlotKey
-from stagekeeper.core.model import Failure, OperationPlan, OperationRecord
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
+from stagekeeper.core.model import Failure, OperationPlan, OperationRecord, Peer
 from stagekeeper.core.states import OperationState, ShardState
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.tasks import TaskOwner
@@ -35,8 +38,6 @@ _log = structlog.get_logger(__name__)
 
 _S = OperationState
 
-_PUSHES: Final = 3
-_PUSH_AGAIN_S: Final = 1.0
 _REMEMBERED_CANCELS: Final = 1_000
 
 
@@ -55,6 +56,7 @@ class Operations:
         ledger: Ledger,
         admission: Admission,
         start: OperationStart,
+        rollback: Rollback,
         owner: TaskOwner,
         *,
         lease_s: float,
@@ -65,6 +67,8 @@ class Operations:
         self._ledger = ledger
         self._admission = admission
         self._start = start
+        self._rollback = rollback
+        self._commitment = Commitment(stages, self.undo)
         self._owner = owner
         self._lease_s = lease_s
         self._on_change = on_change
@@ -90,13 +94,7 @@ class Operations:
         """Describe a committed operation of which only the stages are left; None for others."""
         if operation_id in self._operations:
             return None
-        for stage in self._stages.of_operation(operation_id):
-            it = stage.shard
-            if it.committed:
-                return OperationRecord(
-                    operation_id, it.deployment, it.replica_index, it.generation, _S.COMMITTED
-                )
-        return None
+        return self._commitment.record_of(operation_id)
 
     # --- steps
 
@@ -124,7 +122,7 @@ class Operations:
         others = self._replaced_by(plan)
         self._admission.check_memory(plan, without={it.operation_id for it in others})
         self._take_the_place_of(others, plan)
-        operation = Operation(
+        file = OperationFile(
             OperationRecord(
                 plan.operation_id,
                 plan.deployment,
@@ -133,25 +131,26 @@ class Operations:
                 _S.RESERVED,
             ),
             tuple(start.stage_id for start in plan.stages),
-            self._store,
-            self._on_change,
             plan,
+            claims=tuple(
+                StageClaims(it.stage_id, self._ledger.claims_of(it)) for it in plan.stages
+            ),
         )
+        operation = Operation(file, self._store, self._on_change)
         operation.write()
         self._operations[plan.operation_id] = operation
-        for start in plan.stages:
-            self._ledger.book(
-                Booking(plan.operation_id, start.stage_id),
-                f"{plan.replica} stage {start.spec.name}",
-                self._ledger.claims_of(start),
-            )
+        self._book(file)
         crash_points.reached("reserve-written")
         self._await_join(operation)
         self._on_change()
         return operation
 
-    def start(self, plan: OperationPlan) -> Operation:
-        """Begin to start the stages of a reserved operation, or join what is under way.
+    def start(self, plan: OperationPlan, stage_ids: Collection[StageId]) -> Operation:
+        """Begin to start stages of a reserved operation, or join what is under way.
+
+        Args:
+            plan: as it was reserved.
+            stage_ids: which of its stages.
 
         Raises:
             Refused: BAD_FIELD; it was never reserved here, or with another plan.
@@ -159,16 +158,16 @@ class Operations:
         operation = self._known(plan)
         if operation is None:
             raise _not_that_far(plan)
-        if operation.state is _S.RESERVED:
-            operation.move(_S.STARTING)
-            crash_points.reached("starting-written")
-            operation.starting = self._owner.start(
-                f"start of {plan.operation_id}", self._run_start(operation, plan)
-            )
+        if operation.state is _S.RESERVED or not operation.is_halted:
+            new = operation.ask_for(stage_ids)
+            if new:
+                crash_points.reached("starting-written")
+                self._bring_up(operation, new)
         return operation
 
-    async def commit(self, plan: OperationPlan) -> Operation:
-        """Make the replica routable. A repeat, and a commit of what cannot be, change nothing.
+    async def commit(self, plan: OperationPlan, peers: tuple[Peer, ...] = ()) -> Operation:
+        """Make the replica routable. A repeat, and a commit of what cannot be, change nothing else
+        than where the shards on other workers are.
 
         Raises:
             Refused: BAD_FIELD; it was never started here.
@@ -176,20 +175,25 @@ class Operations:
         operation = self._known(plan)
         if operation is None or operation.state in (_S.RESERVED, _S.STARTING):
             raise _not_that_far(plan)
-        async with operation.committing:
-            await self._tell_siblings(operation)
-            # Asked again: a stage may have died meanwhile, and then all is being rolled back.
-            if operation.state is _S.STARTED:
-                operation.move(_S.COMMITTED)
-                crash_points.reached("commit-written")
-                self._mark_committed(operation)
+        await self._commitment.commit(operation, peers)
         return operation
 
-    async def cancel(self, operation_id: OperationId, reason: str) -> OperationRecord | None:
+    async def commit_again(self, operation_id: OperationId, peers: tuple[Peer, ...]) -> None:
+        """Take in a repeated COMMIT of an operation of which only the stages are left."""
+        await self._commitment.repeat(operation_id, peers)
+
+    async def cancel(
+        self, operation_id: OperationId, reason: str, *, lets_finish: bool = False
+    ) -> OperationRecord | None:
         """Undo an operation that is not committed; return it when that is done.
 
         None when it is not known: its RESERVE may still be on its way, and is refused then. One
         that has ended is returned as it is. May be cancelled; the rollback goes on.
+
+        Args:
+            operation_id: which.
+            reason: for the record.
+            lets_finish: what is in flight ends by itself first.
         """
         operation = self._operations.get(operation_id)
         if operation is None:
@@ -197,19 +201,21 @@ class Operations:
             if committed is None:
                 self._note_cancelled(operation_id)
             return committed
-        await self.undo(operation, f"cancelled: {reason}" if reason else "cancelled")
+        why = f"cancelled: {reason}" if reason else "cancelled"
+        await self.undo(operation, why, lets_finish=lets_finish)
         return operation.record
 
     def close_slot(self, slot: SlotKey, up_to: Generation) -> None:
         """Refuse these generations from now on: a RESERVE that is behind its stop must not win."""
         self._store.note_generation(slot, up_to)
 
-    async def undo(self, operation: Operation, reason: str) -> None:
-        """Roll back without waiting for what is still starting; joins a rollback under way."""
+    async def undo(self, operation: Operation, reason: str, *, lets_finish: bool = False) -> None:
+        """Roll back; joins a rollback under way. What is in flight is ended, or may finish."""
         if operation.has_ended:
             return
-        self._begin_rollback(operation, reason)
-        self._hurry(operation)
+        self._rollback.begin(operation, reason)
+        if not lets_finish:
+            self._rollback.hurry(operation)
         assert operation.rolling_back is not None
         await asyncio.shield(operation.rolling_back)
 
@@ -238,98 +244,92 @@ class Operations:
     def stage_failed(self, stage: StageProcess, failure: Failure) -> None:
         """Undo the operation of an uncommitted stage that failed; the first failure counts."""
         operation = self.holder_of(stage)
-        if operation is None or self._owner.is_stopping:
-            return
-        self._begin_rollback(operation, failure.message, failure)
-        if stage in operation.up:
-            self._hurry(operation)  # the start does not see it, and would go on
+        if operation is not None and not self._owner.is_stopping:
+            self._rollback.begin(operation, failure.message, failure)
 
-    def take_over(self, file: OperationFile) -> None:
-        """Hold an operation that an earlier life left on disk; its stages are held already."""
-        operation = Operation(file.record, file.stage_ids, self._store, self._on_change)
+    # --- what an earlier life of the agent left
+
+    def take_over(self, file: OperationFile, failed: tuple[str, Failure | None] | None) -> None:
+        """Hold an operation that an earlier life left on disk; its stages are held already.
+
+        Args:
+            file: as it was found.
+            failed: why it cannot go on, when one of its stages ended meanwhile.
+        """
+        operation = Operation(file, self._store, self._on_change)
         self._operations[operation.operation_id] = operation
         if operation.state is _S.COMMITTED:
-            self._mark_committed(operation)
-        elif operation.state is _S.ROLLING_BACK:
-            operation.rolling_back = self._owner.start(
-                f"rollback of {operation.operation_id}", self._run_rollback(operation)
-            )
-        elif not operation.has_ended:
+            self._commitment.mark(operation)
+            return
+        if operation.has_ended:
+            return
+        self._book(file)
+        was_started = operation.state is _S.STARTED
+        operation.found_up(self._start.living(operation).values() if was_started else ())
+        if operation.state is _S.ROLLING_BACK:
+            self._rollback.begin(operation, operation.record.reason)
+        elif failed is not None:
+            self._rollback.begin(operation, *failed)
+        elif not file.can_go_on:
             if operation.state is not _S.INTERRUPTED:
-                reason = f"its agent died while it was {operation.state}"
+                reason = f"its agent died while it was {operation.state}, and cannot go on with it"
                 operation.move(_S.INTERRUPTED, reason=reason)
             self._await_join(operation)
+        elif operation.state is _S.STARTED and not operation.is_up(operation.stage_ids):
+            self._rollback.begin(operation, "a stage that was up is on record no more")
+        else:
+            self._await_join(operation)
+
+    def go_on(self) -> None:
+        """Go on with what was taken over: what lives is waited for, what is missing is started.
+
+        What lives takes its cards first, in all operations: nothing else may start beside it.
+        """
+        under_way = [it for it in self.unended() if it.plan is not None and not it.is_halted]
+        for operation in under_way:
+            living = self._start.living(operation).keys() & set(operation.asked_stage_ids)
+            if living:
+                self._bring_up(operation, living, in_turn=False)
+        for operation in under_way:
+            missing = set(operation.asked_stage_ids) - self._start.living(operation).keys()
+            if missing:
+                self._bring_up(operation, missing)
+            _log.info("an operation goes on", operation=str(operation), missing=sorted(missing))
 
     # --- how
 
-    async def _run_start(self, operation: Operation, plan: OperationPlan) -> None:
-        try:
-            await self._start.run(operation, plan)
-        except InitError as error:
-            self._begin_rollback(operation, str(error))
-            return
-        except asyncio.CancelledError:
-            if operation.rolling_back is None:
-                raise
-            return
-        if operation.rolling_back is None:
-            operation.move(_S.STARTED)
-            crash_points.reached("started-written")
-
-    def _begin_rollback(
-        self, operation: Operation, reason: str, failure: Failure | None = None
+    def _bring_up(
+        self, operation: Operation, stage_ids: Collection[StageId], *, in_turn: bool = True
     ) -> None:
-        if operation.rolling_back is not None or operation.has_ended:
-            return
-        _end_lease(operation)
-        operation.move(_S.ROLLING_BACK, reason=reason, failure=failure)
-        crash_points.reached("rollback-written")
-        operation.rolling_back = self._owner.start(
-            f"rollback of {operation.operation_id}", self._run_rollback(operation)
+        async def run() -> None:
+            try:
+                await self._start.run(operation, stage_ids, in_turn=in_turn)
+            except asyncio.CancelledError:
+                if operation.rolling_back is None:
+                    raise
+            if operation.state is _S.STARTED:
+                crash_points.reached("started-written")
+
+        names = ", ".join(map(str, sorted(stage_ids)))
+        operation.starts.add(
+            self._owner.start(f"start of {operation.operation_id}, stages {names}", run())
         )
 
-    async def _run_rollback(self, operation: Operation) -> None:
-        """Wait for what is starting to end, then stop what is left, the last to come up first."""
-        if operation.starting is not None:
-            await asyncio.wait({operation.starting})
-        for stage in self._start.left_of(operation):
-            await self._start.clean(operation, stage)
-        self._end_rollback(operation)
-
-    def _hurry(self, operation: Operation) -> None:
-        """Cancel the inits in flight; once, since a second time would hit their clean-up."""
-        starting = operation.starting
-        if starting is not None and not starting.done() and not starting.cancelling():
-            starting.cancel()
-
-    async def _tell_siblings(self, operation: Operation) -> None:
-        """Tell every stage of the others, or undo the operation: a deaf one is no replica's."""
-        untold: list[StageProcess] = []
-        for attempt in range(_PUSHES):
-            if operation.state is not _S.STARTED:
-                return
-            if attempt:
-                await asyncio.sleep(_PUSH_AGAIN_S)
-            untold = await self._stages.siblings.push(operation.operation_id)
-            if not untold:
-                crash_points.reached("peers-pushed")
-                return
-        await self.undo(operation, f"{untold[0]} could not be told where its siblings are")
+    def _book(self, file: OperationFile) -> None:
+        """Set aside what an operation claims; a stage that is held has booked already."""
+        names = {} if file.plan is None else {it.stage_id: it.spec.name for it in file.plan.stages}
+        for it in file.claims:
+            name = names.get(it.stage_id, it.stage_id)
+            self._ledger.book(
+                Booking(file.record.operation_id, it.stage_id),
+                f"{file.record.replica} stage {name}",
+                it.claims,
+            )
 
     def _note_cancelled(self, operation_id: OperationId) -> None:
         self._cancelled_before[operation_id] = None
         while len(self._cancelled_before) > _REMEMBERED_CANCELS:
             del self._cancelled_before[next(iter(self._cancelled_before))]
-
-    def _mark_committed(self, operation: Operation) -> None:
-        """Let the shards of a committed operation say so; its file has said so already."""
-        _end_lease(operation)
-        for stage in self._stages.of_operation(operation.operation_id):
-            stage.update(committed=True)
-            stage.persist()
-            crash_points.reached("commit-half-written")
-        crash_points.reached("committed")
-        _log.info("committed", operation=str(operation))
 
     def _replaced_by(self, plan: OperationPlan) -> list[Operation]:
         """Return the operations that this one follows.
@@ -339,7 +339,7 @@ class Operations:
         """
         others = [it for it in self.unended() if it.record.replica == plan.replica]
         for other in others:
-            if other.starting is not None or self._start.left_of(other):
+            if other.asked_stage_ids or self._rollback.left_of(other):
                 raise Refused(Reason.REPLICA_DRAINING, f"{other} is {other.state}: cancel it first")
         return others
 
@@ -349,19 +349,7 @@ class Operations:
             reason = f"operation {plan.operation_id} took its place"
             if other.state is not _S.ROLLING_BACK:
                 other.move(_S.ROLLING_BACK, reason=reason)
-            self._end_rollback(other)
-
-    def _end_rollback(self, operation: Operation) -> None:
-        # A stage whose clean-up failed may still hold its memory: it is freed when it is gone.
-        left = self._stages.of_operation(operation.operation_id)
-        holding = {it.shard.stage_id for it in left if it.holds_processes}
-        for stage_id in operation.stage_ids:
-            if stage_id not in holding:
-                self._ledger.free(Booking(operation.operation_id, stage_id))
-        if not operation.has_ended:
-            operation.move(_S.ROLLED_BACK, rollback=tuple(operation.rollback))
-            crash_points.reached("rolled-back")
-            _log.warning("rolled back", operation=str(operation), reason=operation.record.reason)
+            self._rollback.end(other)
 
     def _known(self, plan: OperationPlan) -> Operation | None:
         operation = self._operations.get(plan.operation_id)
@@ -385,10 +373,10 @@ class Operations:
     async def _expire(self, operation: Operation) -> None:
         await asyncio.sleep(self._lease_s)
         operation.lease = None
-        self._begin_rollback(
+        self._rollback.begin(
             operation, f"no supervisor joined it for {self._lease_s:g} s (operation_lease_s)"
         )
-        self._hurry(operation)
+        self._rollback.hurry(operation)
 
     def _stage_progressed(self, stage: StageProcess) -> None:
         operation = self._operations.get(stage.shard.operation_id)

@@ -25,14 +25,23 @@ class StartFailed(Exception):
         self.phase: Phase | None = failure.origin.phase
 
 
-async def until_ready(stage: StageProcess, spec: StageSpec, deaths: Deaths) -> None:
+async def until_ready(
+    stage: StageProcess, spec: StageSpec, deaths: Deaths, *, age_s: float = 0.0
+) -> None:
     """Return once the stage is READY. May be cancelled; the process is left as it is.
+
+    Args:
+        stage: has been spawned.
+        spec: has its limits.
+        deaths: is told of a limit that is over.
+        age_s: how long ago it was spawned; an earlier life of the agent may have done that.
 
     Raises:
         StartFailed: it will not be; its processes may still live.
     """
     loop = asyncio.get_running_loop()
-    start_deadline = None if spec.start_timeout_s is None else loop.time() + spec.start_timeout_s
+    start_timeout_s = spec.start_timeout_s
+    start_deadline = None if start_timeout_s is None else loop.time() + start_timeout_s - age_s
     seen, seen_at = _progress_of(stage), loop.time()
     while True:
         if stage.failure is not None:
@@ -62,12 +71,12 @@ def _overdue(stage: StageProcess, spec: StageSpec, deaths: Deaths, *, is_stall: 
     last = f", last at {note!r}" if note else ""
     if is_stall:
         message = (
-            f"stage {spec.name} made no progress for {spec.stall_timeout_s:g} s{phase}{last} "
+            f"{stage.name} made no progress for {spec.stall_timeout_s:g} s{phase}{last} "
             "(stall_timeout_s)"
         )
     else:
         message = (
-            f"stage {spec.name} was not READY within {spec.start_timeout_s:g} s; it was"
+            f"{stage.name} was not READY within {spec.start_timeout_s:g} s; it was"
             f"{phase or ' not yet in a phase'}{last} (start_timeout_s)"
         )
     return deaths.declare(stage, "INIT_TIMEOUT", message, seen_by="init")

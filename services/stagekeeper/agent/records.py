@@ -19,8 +19,15 @@ import structlog
 from stagekeeper.agent.damaged import DamagedRecord, damaged_record
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_durably
-from stagekeeper.core.ids import DeploymentName, InstanceId, ReplicaIndex, SlotKey, StageId
-from stagekeeper.core.model import ShardRecord
+from stagekeeper.core.ids import (
+    DeploymentName,
+    Generation,
+    InstanceId,
+    ReplicaIndex,
+    SlotKey,
+    StageId,
+)
+from stagekeeper.core.model import Peer, ShardRecord
 from stagekeeper.core.states import Phase
 from stagekeeper.runtime.launch import (
     INSTANCE_ENV,
@@ -50,6 +57,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
         pid, start_ticks: 0 as long as there is only the intent.
         shard: what is reported of it; the state is the last that had to survive (STARTING, READY,
             STOPPING, FAILED), phases and figures are not kept here.
+        peers: the shards of its replica on other workers, as the last COMMIT named them.
     """
 
     incarnation: int
@@ -59,6 +67,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
     stop_budget_s: float
     pid: int = 0
     start_ticks: int = 0
+    peers: tuple[Peer, ...] = ()
 
     @property
     def instance_id(self) -> InstanceId:
@@ -171,6 +180,26 @@ class RecordStore:
             _ended_of(record) for record in self._live.values() if record.shard.slot == slot
         ] + [ended for ended in self._ended.values() if ended.slot == slot]
         return [it.instance_id for it in sorted(known, key=lambda it: it.order, reverse=True)]
+
+    def next_attempt(self, slot: SlotKey, generation: Generation) -> int:
+        """Return the number of the next start of a slot in a generation, from 0."""
+        epoch = generation.epoch
+        orders = [
+            _ended_of(record).order for record in self._live.values() if record.shard.slot == slot
+        ] + [ended.order for ended in self._ended.values() if ended.slot == slot]
+        made = [
+            attempt
+            for number, supervisor_id, n, attempt in orders
+            if (number, supervisor_id, n) == (epoch.number, epoch.supervisor_id, generation.n)
+        ]
+        return max(made, default=-1) + 1
+
+    def has_spoken(self, instance_id: InstanceId) -> bool:
+        """Whether a process has written a word to its log: it was let go then, and came to run."""
+        try:
+            return self.log_path(instance_id).stat().st_size > 0
+        except OSError:
+            return False
 
     def _prune(self, slot: SlotKey) -> None:
         for instance_id in self._superfluous(slot):

@@ -56,6 +56,8 @@ class AgentSettings:
         operation_lease_s: an uncommitted operation that no reign joins for so long is rolled back.
         stop_budget_s: from the request to stop until SIGKILL, for stages that name none.
         rollback_budget_s: the same for stages that never were in service.
+        memory_wait_s: how long the driver may take to give back the memory of an ended stage; what
+            the stage claimed is free after that, whatever the driver says.
         max_loads: stages of this agent that may be in LOAD at once; None is no limit.
         max_wait_s: the agent ends if it has found no supervisor by then; None is for ever.
         heartbeat_timeout_s: a heartbeat without an answer for so long has failed.
@@ -82,6 +84,7 @@ class AgentSettings:
     operation_lease_s: float = 60.0
     stop_budget_s: float = 10.0
     rollback_budget_s: float = 3.0
+    memory_wait_s: float = 10.0
     max_loads: int | None = None
     max_wait_s: float | None = None
     heartbeat_timeout_s: float = 2.0
@@ -150,6 +153,7 @@ class AgentSettings:
         for name, seconds in (
             ("stop_budget_s", self.stop_budget_s),
             ("rollback_budget_s", self.rollback_budget_s),
+            ("memory_wait_s", self.memory_wait_s),
             ("adopt_wait_s", self.adopt_wait_s),
             ("max_wait_s", self.max_wait_s or 0.0),
         ):

@@ -1,8 +1,9 @@
 """Tells the stages of a replica where their siblings are.
 
 Pushed before a replica becomes routable, and again whenever a stage is reached anew or one of them
-changed. Decided here: who is told what, and that a push that failed is made again as long as the
-stage lives. Invariant: a stage is told of its own replica's shards alone, those of its own set.
+changed. Those on other workers are as the last COMMIT named them, and stand in each stage's record.
+Decided here: who is told what, and that a push that failed is made again as long as the stage
+lives. Invariant: a stage is told of its own replica's shards alone, those of its own set.
 """
 
 from __future__ import annotations
@@ -51,7 +52,21 @@ class Siblings:
         Equal news are not told twice.
         """
         stages = list(self._shards_of(operation_id))
-        news = tuple(sorted(_address_of(stage) for stage in stages if stage.shard.addresses))
+        known: dict[tuple[int, int], tuple[int, str, int, str, str]] = {
+            (peer.stage_id, peer.shard_index): (
+                peer.stage_id,
+                peer.stage_name,
+                peer.shard_index,
+                peer.instance_id,
+                peer.url,
+            )
+            for stage in stages
+            for peer in stage.record.peers
+        }
+        for stage in stages:
+            if stage.shard.addresses:
+                known[stage.shard.stage_id, stage.shard.shard_index] = _address_of(stage)
+        news: _Told = tuple(known[place] for place in sorted(known))
         await asyncio.gather(*(self._tell(stage, news) for stage in stages))
         return [stage for stage in stages if self._told.get(stage.instance_id) != news]
 

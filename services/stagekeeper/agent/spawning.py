@@ -19,7 +19,7 @@ from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
-from stagekeeper.core.ids import DeviceId, InstanceId
+from stagekeeper.core.ids import DeviceId, InstanceId, SlotKey
 from stagekeeper.core.model import Device, OperationPlan, ShardRecord, StageStart
 from stagekeeper.core.states import ShardState
 from stagekeeper.runtime import crash_points
@@ -159,6 +159,7 @@ class Spawner:
     def _shard(
         self, plan: OperationPlan, start: StageStart, instance_id: InstanceId
     ) -> ShardRecord:
+        slot = SlotKey(plan.deployment, plan.replica_index, start.stage_id)
         return ShardRecord(
             deployment=plan.deployment,
             replica_index=plan.replica_index,
@@ -171,6 +172,7 @@ class Spawner:
             operation_id=plan.operation_id,
             instance_id=instance_id,
             state=ShardState.STARTING,
+            attempt=self._records.next_attempt(slot, plan.generation),
             spec_revision=plan.spec_revision,
             model=plan.model,
             devices=self._ledger.claims_of(start),

@@ -11,7 +11,7 @@ see it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from stagekeeper.core.model import (
     EndpointInfo,
     ExitInfo,
     Failure,
+    Peer,
     ShardAddress,
     ShardRecord,
 )
@@ -78,6 +79,9 @@ class StageProcess:
         last_sign_at: when it was last heard, on the monotonic clock.
         has_work, told_busy_for_s: as it said then.
         question_is_open, looks_without_answer: it was asked for its health (`liveness`).
+        memory_returns: waits until the memory of these pids is back, a while at most; returns what
+            is to be said when it is not.
+        memory_note: what that said.
     """
 
     def __init__(
@@ -109,6 +113,8 @@ class StageProcess:
         self.told_busy_for_s: float | None = None
         self.question_is_open = False
         self.looks_without_answer = 0
+        self.memory_returns: Callable[[Collection[int]], Awaitable[str]] = _at_once
+        self.memory_note = ""
 
     @property
     def record(self) -> StageRecord:
@@ -135,9 +141,15 @@ class StageProcess:
         """Whether a process of it lives, or may."""
         return not self.gone.is_set()
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """Say for people which stage, and which part of it, it is."""
         shard = self.shard
-        return f"stage {shard.stage_name} of {shard.replica} ({self.instance_id[:8]})"
+        part = f" shard {shard.shard_index} of {shard.shard_count}" if shard.shard_count > 1 else ""
+        return f"stage {shard.stage_name}{part}"
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.shard.replica} ({self.instance_id[:8]})"
 
     async def changed(self) -> None:
         """Return at the next change of anything, progress included."""
@@ -170,6 +182,10 @@ class StageProcess:
     def budget_is(self, budget_s: float) -> None:
         """Keep what a stop grants, for whoever has to go on with it; written by the next write."""
         self._record = msgspec.structs.replace(self._record, stop_budget_s=budget_s)
+
+    def peers_are(self, peers: tuple[Peer, ...]) -> None:
+        """Keep where its replica's shards on other workers are; written by the next write."""
+        self._record = msgspec.structs.replace(self._record, peers=peers)
 
     def persist(self) -> None:
         """Write the record; it is on disk when this returns."""
@@ -256,3 +272,7 @@ class StageProcess:
         self._changed.set()
         self._changed = asyncio.Event()
         self._on_change(self, is_other_slice)
+
+
+async def _at_once(pids: Collection[int]) -> str:
+    return ""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from stagekeeper.agent.card_memory import CardMemory
 from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.ending import end_processes
@@ -43,6 +45,7 @@ class Stages:
 
     Args:
         on_slice_change: called when what is reported is another thing now.
+        memory: reads the cards around the end of a stage; None where nobody can.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Stages:
         owner: TaskOwner,
         clock: Clock,
         on_slice_change: Callable[[], None],
+        memory: CardMemory | None = None,
     ) -> None:
         self._records = records
         self._ledger = ledger
@@ -60,6 +64,7 @@ class Stages:
         self._owner = owner
         self._clock = clock
         self._on_slice_change = on_slice_change
+        self.memory = memory
         self._by_instance: dict[InstanceId, StageProcess] = {}
         self.siblings = Siblings(self.of_operation, owner)
         self.on_progress: Callable[[StageProcess], None] = lambda stage: None
@@ -85,6 +90,8 @@ class Stages:
     def add(self, record: StageRecord) -> StageProcess:
         """Hold an instance from its record on, and book what it claims."""
         stage = StageProcess(record, self._records, self._clock, self._changed)
+        if self.memory is not None:
+            stage.memory_returns = partial(self.memory.returns, stage)
         self._by_instance[record.instance_id] = stage
         shard = record.shard
         holder = f"{shard.replica} stage {shard.stage_name}"

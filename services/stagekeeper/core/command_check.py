@@ -21,15 +21,17 @@ from stagekeeper.core.field_check import (
     range_problem,
     seconds_problem,
 )
-from stagekeeper.core.ids import Epoch, Generation, OperationId, SlotKey
+from stagekeeper.core.ids import Epoch, Generation, OperationId, SlotKey, StageId
 from stagekeeper.core.limits import (
     LARGEST_NUMBER,
     LONGEST_OPERATION_ID,
+    MOST_PEERS,
     MOST_REPORTED_REPLICAS,
     MOST_REPORTED_STAGES,
+    MOST_SHARDS_OF_STAGE,
     MOST_STAGES,
 )
-from stagekeeper.core.model import OperationPlan, StageStart
+from stagekeeper.core.model import OperationPlan, Peer, StageStart
 from stagekeeper.core.names import name_problem, shown
 from stagekeeper.core.spec_check import model_problems, stage_problems
 
@@ -51,6 +53,34 @@ def plan_problems(plan: OperationPlan, reign: Epoch) -> list[FieldProblem]:
     for index, start in enumerate(plan.stages[:MOST_STAGES]):
         problems += _start_problems(f"stages[{index}]", start, plan.stage_count)
     return problems
+
+
+def asked_problems(plan: OperationPlan, stage_ids: Sequence[StageId]) -> Iterator[FieldProblem]:
+    """Say which of the stages that are to be started now are none of the plan's."""
+    planned = {start.stage_id for start in plan.stages}
+    for index, stage_id in enumerate(stage_ids[: MOST_STAGES + 1]):
+        if stage_id not in planned:
+            yield FieldProblem(f"start_stage_ids[{index}]", f"{stage_id} is not among `stages`")
+
+
+def peer_problems(plan: OperationPlan, peers: Sequence[Peer]) -> Iterator[FieldProblem]:
+    """Say what is wrong with the shards that lie on other workers."""
+    if problem := count_problem(len(peers), MOST_PEERS):
+        yield FieldProblem("peers", problem)
+        return
+    places = {(start.stage_id, start.shard_index) for start in plan.stages}
+    for index, peer in enumerate(peers):
+        path, place = f"peers[{index}]", (peer.stage_id, peer.shard_index)
+        found = [
+            (f"{path}.stage_id", range_problem(peer.stage_id, 0, plan.stage_count - 1)),
+            (f"{path}.stage_name", name_problem(peer.stage_name)),
+            (f"{path}.shard_index", range_problem(peer.shard_index, 0, MOST_SHARDS_OF_STAGE - 1)),
+            (f"{path}.instance_id", id_problem(peer.instance_id)),
+            (f"{path}.url", id_problem(peer.url)),
+            (path, "is there twice, or is one of `stages`" if place in places else ""),
+        ]
+        yield from named(found)
+        places.add(place)
 
 
 def cancel_problems(operation_id: OperationId) -> list[FieldProblem]:
@@ -87,8 +117,13 @@ def _start_problems(path: str, start: StageStart, stage_count: int) -> Iterator[
         )
     yield from stage_problems(f"{path}.spec", start.spec)
     yield from named([(f"{path}.device_ids", _device_ids_problem(start))])
-    if (start.shard_index, start.shard_count) != (0, 1):
-        yield FieldProblem(f"{path}.shard_count", "above 1 is not built yet")
+    count = range_problem(start.shard_count, 1, MOST_SHARDS_OF_STAGE)
+    yield from named([(f"{path}.shard_count", count)])
+    if not count and not 0 <= start.shard_index < start.shard_count:
+        yield FieldProblem(
+            f"{path}.shard_index",
+            f"{start.shard_index} is not below shard_count {start.shard_count}",
+        )
     yield from named([(f"{path}.restart_ages_s", ages_problem(start.restart_ages_s))])
 
 

@@ -30,6 +30,7 @@ from stagekeeper.core.states import (
     OperationState,
     Phase,
     ReplicaState,
+    RollbackEnding,
     ShardState,
     Timer,
     WorkerState,
@@ -110,6 +111,11 @@ class DeploymentSpec:
     def shard_count(self) -> int:
         """Shards of one whole replica."""
         return sum(stage.shard_count for stage in self.stages)
+
+    @property
+    def worker_count(self) -> int:
+        """Workers of one replica: the k-th has the k-th shard of every stage that has so many."""
+        return max(stage.shard_count for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +217,23 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRecord:
-    """What became of one stage in an operation's rollback."""
+    """What became of one stage in an operation's rollback.
+
+    `was` and `phase` are what it was when it was stopped. The memory is what anybody used on its
+    cards then, and when it was gone; None where that is unknown, and for a stage without cards.
+    """
 
     stage_id: StageId
     cleaned: bool
     error: str = ""
     duration_s: float = 0.0
+    stage_name: str = ""
+    worker_id: WorkerId = WorkerId("")
+    was: ShardState | None = None
+    phase: Phase | None = None
+    ending: RollbackEnding | None = None
+    memory_before_bytes: int | None = None
+    memory_after_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

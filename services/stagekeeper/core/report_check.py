@@ -44,6 +44,7 @@ from stagekeeper.core.model import (
     Failure,
     OperationRecord,
     RefusedEntry,
+    RollbackRecord,
     ShardRecord,
     WorkerReport,
 )
@@ -283,9 +284,7 @@ def _operation_problem(
     if len(operation.up_stage_ids) > MOST_REPORTED_STAGES:
         return f"up_stage_ids: {count_problem(len(operation.up_stage_ids), MOST_REPORTED_STAGES)}"
     for entry in operation.rollback:
-        if problem := seconds_problem(entry.duration_s) or length_problem(
-            entry.error, LONGEST_MESSAGE
-        ):
+        if problem := _rollback_problem(entry):
             return f"rollback: {problem}"
     if operation.failure is not None and (problems := failure_problems(operation.failure)):
         return f"failure.{problems[0]}"
@@ -294,6 +293,21 @@ def _operation_problem(
         or name_problem(operation.deployment)
         or length_problem(operation.reason, LONGEST_MESSAGE)
         or _generation_problem(operation.generation, newest)
+    )
+
+
+def _rollback_problem(entry: RollbackRecord) -> str:
+    for name, count in (
+        ("memory_before_bytes", entry.memory_before_bytes),
+        ("memory_after_bytes", entry.memory_after_bytes),
+    ):
+        if count is not None and not 0 <= count <= LARGEST_BYTES:
+            return f"{name} {count} is out of range"
+    return (
+        seconds_problem(entry.duration_s)
+        or length_problem(entry.error, LONGEST_MESSAGE)
+        or length_problem(entry.stage_name)
+        or length_problem(entry.worker_id)
     )
 
 

@@ -70,6 +70,17 @@ class OperationState(StrEnum):
     INTERRUPTED = "INTERRUPTED"
 
 
+class RollbackEnding(StrEnum):
+    """How a stage ended in a rollback."""
+
+    WAS_GONE = "WAS_GONE"
+    """It had ended already."""
+    ASKED = "ASKED"
+    """It was asked to, and did within its budget."""
+    KILLED = "KILLED"
+    """SIGKILL was needed."""
+
+
 class Mode(StrEnum):
     NORMAL = "NORMAL"
     HOLD = "HOLD"

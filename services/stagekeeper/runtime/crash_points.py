@@ -24,11 +24,13 @@ AGENT_POINTS: Final = (
     "released",  # it was let go
     "ready-written",  # its address is on disk
     "started-written",  # all stages of the operation are READY
+    "peers-written",  # where the shards on other workers are is on disk, no stage was told
     "peers-pushed",  # the stages know each other, nothing is committed
     "commit-written",  # the operation is COMMITTED, its shards do not say so yet
     "commit-half-written",  # one of its shards says so
     "committed",  # all of them do
     "rollback-written",  # the operation is ROLLING_BACK
+    "clean-written",  # one of its stages is gone, and the operation says so
     "rolled-back",  # it is ROLLED_BACK on disk
     "stopping-written",  # a stage is to be stopped, nobody has told it
     "stop-asked",  # it was told
@@ -41,9 +43,10 @@ AGENT_POINTS: Final = (
 
 SUPERVISOR_POINTS: Final = (
     "desired-written",  # a wish is in the store, nothing was done about it, nobody was answered
-    "operation-reserved",  # the agent has reserved, and was not told to start
+    "operation-reserved",  # an agent has reserved, and was not told to start
     "operation-started",  # every stage is READY, and nothing is committed
-    "operation-committed",  # the agent has committed, and the registry does not know
+    "commit-decided",  # it is on disk that a start on several workers is committed, none was told
+    "operation-committed",  # an agent has committed, and the registry does not know
 )
 """The supervisor's points, in the order of a creation."""
 

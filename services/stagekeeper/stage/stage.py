@@ -76,7 +76,7 @@ class Stage(Actor):
 
     __reserved_names__: ClassVar[frozenset[str]] = frozenset(
         {"load", "measure", "allocate", "capture", "progress", "context", "siblings"}
-        | {"memory_meter", "tensors"}
+        | {"memory_meter", "tensors", "shard_index", "shard_count"}
     )
 
     tensors: ClassVar[Literal["numpy", "torch"]] = "numpy"
@@ -149,6 +149,19 @@ class Stage(Actor):
     @context.setter
     def context(self, value: StageContext) -> None:
         self.__context = value
+
+    @property
+    def shard_index(self) -> int:
+        """Which part of the stage this process is, from 0; 0 where the stage is not split.
+
+        The parts lie on workers of their own, start together and stop together.
+        """
+        return self.context.shard_index
+
+    @property
+    def shard_count(self) -> int:
+        """How many parts the stage has, this one among them; 1 where it is not split."""
+        return self.context.shard_count
 
     @property
     def siblings(self) -> Mapping[str, Any]:

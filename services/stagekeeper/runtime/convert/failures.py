@@ -38,8 +38,12 @@ from stagekeeper.runtime.convert.states import (
     FAILURE_KINDS,
     OPERATION_STATE_OF,
     PHASE_OF,
+    ROLLBACK_ENDING_OF,
+    SHARD_STATE_OF,
     operation_state_to_proto,
     phase_to_proto,
+    rollback_ending_to_proto,
+    shard_state_to_proto,
 )
 from stagekeeper.v1 import types_pb2 as pb2
 
@@ -145,6 +149,30 @@ def rollback_to_proto(record: RollbackRecord) -> pb2.RollbackEntry:
         cleaned=record.cleaned,
         error=record.error,
         duration_s=record.duration_s,
+        stage_name=record.stage_name,
+        worker_id=record.worker_id,
+        was=pb2.SHARD_STATE_UNSPECIFIED if record.was is None else shard_state_to_proto(record.was),
+        phase=phase_to_proto(record.phase),
+        ending=rollback_ending_to_proto(record.ending),
+        memory_before_bytes=record.memory_before_bytes,
+        memory_after_bytes=record.memory_after_bytes,
+    )
+
+
+def rollback_from_proto(message: pb2.RollbackEntry) -> RollbackRecord:
+    has = message.HasField
+    return RollbackRecord(
+        StageId(message.stage_id),
+        message.cleaned,
+        message.error,
+        message.duration_s,
+        stage_name=message.stage_name,
+        worker_id=WorkerId(message.worker_id),
+        was=SHARD_STATE_OF.get(message.was),
+        phase=PHASE_OF.get(message.phase),
+        ending=ROLLBACK_ENDING_OF.get(message.ending),
+        memory_before_bytes=message.memory_before_bytes if has("memory_before_bytes") else None,
+        memory_after_bytes=message.memory_after_bytes if has("memory_after_bytes") else None,
     )
 
 
@@ -187,10 +215,7 @@ def operation_from_proto(message: pb2.OperationRecord) -> OperationRecord:
         generation=generation_from_proto(message.generation),
         state=state,
         reason=message.reason,
-        rollback=tuple(
-            RollbackRecord(StageId(entry.stage_id), entry.cleaned, entry.error, entry.duration_s)
-            for entry in message.rollback
-        ),
+        rollback=tuple([rollback_from_proto(entry) for entry in message.rollback]),
         failure=failure_from_proto(message.failure) if message.HasField("failure") else None,
         up_stage_ids=tuple([StageId(it) for it in message.up_stage_ids]),
     )

@@ -16,6 +16,7 @@ from stagekeeper.core.states import (
     OperationState,
     Phase,
     ReplicaState,
+    RollbackEnding,
     ShardState,
     WorkerState,
 )
@@ -40,6 +41,8 @@ _PHASES = _numbers("PHASE", list(Phase))
 PHASE_OF = _inverse(_PHASES)
 _OPERATION_STATES = _numbers("OPERATION_STATE", list(OperationState))
 OPERATION_STATE_OF = _inverse(_OPERATION_STATES)
+_ROLLBACK_ENDINGS = _numbers("ROLLBACK_ENDING", list(RollbackEnding))
+ROLLBACK_ENDING_OF = _inverse(_ROLLBACK_ENDINGS)
 _REPLICA_STATES = _numbers("REPLICA_STATE", list(ReplicaState))
 _DEPLOYMENT_STATES = _numbers("DEPLOYMENT_STATE", list(DeploymentState))
 _WORKER_STATES = _numbers("WORKER_STATE", list(WorkerState))
@@ -77,6 +80,10 @@ def operation_state_to_proto(state: OperationState) -> pb2.OperationState.ValueT
 def operation_state_from_proto(number: int) -> OperationState | None:
     """Return None for "unspecified" and for numbers that this release does not know."""
     return OPERATION_STATE_OF.get(number)
+
+
+def rollback_ending_to_proto(ending: RollbackEnding | None) -> pb2.RollbackEnding.ValueType:
+    return cast("pb2.RollbackEnding.ValueType", 0 if ending is None else _ROLLBACK_ENDINGS[ending])
 
 
 def replica_state_to_proto(state: ReplicaState) -> pb2.ReplicaState.ValueType:
