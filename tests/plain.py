@@ -18,9 +18,12 @@ from stagekeeper.core import (
 AgentProbed: Any = events.AgentProbed
 FailureReported: Any = events.FailureReported
 OperationCancelled: Any = events.OperationCancelled
+CommitEnded: Any = events.CommitEnded
 OperationEnded: Any = events.OperationEnded
+OperationStarted: Any = events.OperationStarted
 SlotStopped: Any = events.SlotStopped
 
+CommitOperation: Any = commands.CommitOperation
 CreationAccepted: Any = commands.CreationAccepted
 EntombDeployment: Any = commands.EntombDeployment
 SaveRoster: Any = commands.SaveRoster

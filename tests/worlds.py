@@ -18,6 +18,7 @@ from stagekeeper.core.commands import (
     Desired,
     PublishChange,
     Reply,
+    SavedOperation,
     StartOperation,
     StopSlot,
     Work,
@@ -26,11 +27,13 @@ from stagekeeper.core.commands import (
 from stagekeeper.core.derive import derive_replica
 from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.events import (
+    CommitEnded,
     DeploymentDeleted,
     DeploymentRequested,
     Event,
     HeartbeatReceived,
     OperationEnded,
+    OperationStarted,
     Ticked,
     WorkerRegistered,
 )
@@ -157,11 +160,14 @@ def started_shards(plan: OperationPlan, **changes) -> list[Any]:
                 stage_id=stage.stage_id,
                 stage_name=stage.spec.name,
                 stage_count=plan.stage_count,
-                shard_index=0,
-                shard_count=1,
+                shard_index=stage.shard_index,
+                shard_count=stage.shard_count,
                 generation=plan.generation,
                 operation_id=plan.operation_id,
-                instance_id=InstanceId(f"{plan.operation_id}/{stage.stage_id}"),
+                instance_id=InstanceId(f"{plan.operation_id}/{stage.stage_id}/{stage.shard_index}"),
+                addresses=(
+                    ShardAddress("stage", "grpc", f"{plan.worker_id}:{5000 + stage.stage_id}"),
+                ),
                 state=ShardState.READY,
                 committed=True,
                 spec_revision=plan.spec_revision,
@@ -209,6 +215,7 @@ class World:
     durable: bool = True
     is_new: bool | None = None
     failures: Collection[Failure] = ()
+    operations: Collection[SavedOperation] = ()
     now: float = 100.0
     epoch: Epoch = REIGN
     is_checked: bool = True
@@ -222,6 +229,7 @@ class World:
             tombstones=self.tombstones,
             roster=self.roster,
             failures=self.failures,
+            operations=self.operations,
             durable=self.durable,
             now=self.now,
             is_new=self.is_new,
@@ -257,8 +265,11 @@ class World:
         return self.apply(Ticked(stalled_s))
 
     def deploy(self, made: DeploymentSpec) -> list[Any]:
-        """Return the plans that start."""
-        return [it.plan for it in only(StartOperation, self.deploy_commands(made))]
+        """Return the plans that start, of replicas on one worker each."""
+        return [part for start in self.deploy_starts(made) for part in start.parts]
+
+    def deploy_starts(self, made: DeploymentSpec) -> list[Any]:
+        return [it.start for it in only(StartOperation, self.deploy_commands(made))]
 
     def deploy_commands(self, made: DeploymentSpec) -> list[Any]:
         return self.apply(DeploymentRequested(made, 2_000.0))
@@ -267,8 +278,22 @@ class World:
         return self.apply(DeploymentDeleted(name))
 
     def end(self, plan: OperationPlan, state=OperationState.COMMITTED, **changes) -> list[Any]:
+        """Have a start end: all of it is up and this worker's part committed, or it fails here."""
         record = record_of(plan, state, **changes)
-        return self.apply(OperationEnded(plan.operation_id, record))
+        if state is not OperationState.COMMITTED:
+            return self.apply(OperationEnded(plan.operation_id, record, worker_id=plan.worker_id))
+        told = self.apply(OperationStarted(plan.operation_id))
+        return told + self.commit(plan, **changes)
+
+    def commit(
+        self, plan: OperationPlan, state: Any = OperationState.COMMITTED, **changes
+    ) -> list[Any]:
+        """Answer a commit; no state is an agent that was not reached."""
+        record = None if state is None else record_of(plan, state)
+        life = self.registry.target_of(plan.worker_id)
+        return self.apply(
+            CommitEnded(plan.worker_id, life.incarnation, plan.operation_id, record, **changes)
+        )
 
     def check(self) -> None:
         check_books(self.registry._cluster)
@@ -322,7 +347,7 @@ def check_books(cluster: Cluster) -> None:
     assert {key.deployment for key in cluster.notes} <= cluster.desired.keys()
     assert not cluster.writes and not cluster.work
     running = cluster.operations.by_id.values()
-    assert {it.plan.replica: it for it in running} == cluster.operations.by_replica
+    assert {it.start.replica: it for it in running} == cluster.operations.by_replica
     assert len(running) == len(cluster.operations.by_replica)
     assert cluster.visible == cluster.desired.keys() | cluster.indexes.keys()
     wanted = {

@@ -7,13 +7,13 @@ A test holds a start back, makes it fail or breaks its stream through the attrib
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
-from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.runtime.errors import answers_refusals
 from stagekeeper.v1 import (
     agent_service_pb2,
@@ -26,6 +26,9 @@ from tests.fakes.hand_worker import HandWorker, shard
 STEP = agent_service_pb2.OperationStep.Name
 GIB = 1 << 30
 
+_UNSTARTED = (types_pb2.OPERATION_STATE_RESERVED, types_pb2.OPERATION_STATE_STARTING)
+_ENDED = (types_pb2.OPERATION_STATE_COMMITTED, types_pb2.OPERATION_STATE_ROLLED_BACK)
+
 
 class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
     """One agent with two cards of 8 GiB.
@@ -33,6 +36,9 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
     Attributes:
         may_start: cleared, a START waits for it.
         start_fails: a START is rolled back with this message, when it is not empty.
+        holds_back: stages that do not come up until `may_start` is set; None: all.
+        commit_fails: a COMMIT rolls back with this message, when it is not empty.
+        peers: what the last COMMIT told of other workers.
         breaks: so many InitStage streams are broken off before their outcome.
         calls: what was asked, in order.
     """
@@ -58,6 +64,9 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.start_fails = ""
+        self.holds_back: set[int] | None = None
+        self.commit_fails = ""
+        self.peers: list[types_pb2.Peer] = []
         self.breaks = 0
         self.calls: list[str] = []
         self.epoch = types_pb2.Epoch()
@@ -112,7 +121,10 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         step = STEP(request.step).removeprefix("OPERATION_STEP_")
         self.calls.append(f"{step} {request.deployment}/{request.replica_index}")
         self._check(request.header)
-        if request.step == agent_service_pb2.OPERATION_STEP_RESERVE:
+        if request.operation_id not in self.operations:
+            if request.step != agent_service_pb2.OPERATION_STEP_RESERVE:
+                problem = FieldProblem("step", "begin with RESERVE")
+                raise bad_fields([problem], "the operation")
             self.operations[request.operation_id] = types_pb2.OperationRecord(
                 operation_id=request.operation_id,
                 deployment=request.deployment,
@@ -121,21 +133,34 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
                 state=types_pb2.OPERATION_STATE_RESERVED,
             )
         operation = self.operations[request.operation_id]
-        if request.step == agent_service_pb2.OPERATION_STEP_START:
+        asked = set(request.start_stage_ids) or {stage.stage_id for stage in request.stages}
+        if (
+            request.step == agent_service_pb2.OPERATION_STEP_START
+            and operation.state in _UNSTARTED
+            and not asked <= set(operation.up_stage_ids)
+        ):
             operation.state = types_pb2.OPERATION_STATE_STARTING
             for phase in (types_pb2.PHASE_LOAD, types_pb2.PHASE_LOAD, types_pb2.PHASE_MEASURE):
                 yield _progress(request, phase)
-            self._put_shards(request, types_pb2.SHARD_STATE_STARTING)
+            self._put_shards(request, types_pb2.SHARD_STATE_STARTING, asked)
             await self.register()
             if self.breaks:
                 self.breaks -= 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
-            await self.may_start.wait()
+            if self.holds_back is None or asked & self.holds_back:
+                await self.may_start.wait()
             if operation.state == types_pb2.OPERATION_STATE_STARTING:
-                await self._finish_start(request, operation)
-        elif request.step == agent_service_pb2.OPERATION_STEP_COMMIT:
-            operation.state = types_pb2.OPERATION_STATE_COMMITTED
-            self._put_shards(request, types_pb2.SHARD_STATE_READY, committed=True)
+                await self._finish_start(request, operation, asked)
+        elif (
+            request.step == agent_service_pb2.OPERATION_STEP_COMMIT
+            and operation.state == types_pb2.OPERATION_STATE_STARTED
+        ):
+            self.peers = list(request.peers)
+            if self.commit_fails:
+                self._roll_back(operation, self.commit_fails)
+            else:
+                operation.state = types_pb2.OPERATION_STATE_COMMITTED
+                self._put_shards(request, types_pb2.SHARD_STATE_READY, committed=True)
             await self.register()
         yield agent_service_pb2.InitStageResponse(outcome=operation)
 
@@ -143,28 +168,38 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         self,
         request: agent_service_pb2.InitStageRequest,
         operation: types_pb2.OperationRecord,
+        asked: set[int],
     ) -> None:
         if self.start_fails:
             self._roll_back(operation, self.start_fails)
         else:
-            operation.state = types_pb2.OPERATION_STATE_STARTED
-            self._put_shards(request, types_pb2.SHARD_STATE_READY)
+            up = asked.union(operation.up_stage_ids)
+            operation.up_stage_ids[:] = sorted(up)
+            if up == {stage.stage_id for stage in request.stages}:
+                operation.state = types_pb2.OPERATION_STATE_STARTED
+            self._put_shards(request, types_pb2.SHARD_STATE_READY, asked)
         await self.register()
 
     def _put_shards(
         self,
         request: agent_service_pb2.InitStageRequest,
         state: types_pb2.ShardState.ValueType,
+        asked: Container[int] | None = None,
         *,
         committed: bool = False,
     ) -> None:
         for stage in request.stages:
+            if asked is not None and stage.stage_id not in asked:
+                continue
             record = shard(
                 request.deployment,
                 replica=request.replica_index,
                 stage=stage.stage_id,
                 of=request.stage_count,
-                instance=f"{request.operation_id}-{stage.stage_id}",
+                instance=f"{request.operation_id}-{stage.stage_id}-{stage.shard_index}",
+                url=f"{self.worker.slice.worker_id}:{5000 + stage.stage_id}",
+                shard_index=stage.shard_index,
+                shard_count=stage.shard_count,
                 state=state,
                 stage_name=stage.spec.name,
                 operation_id=request.operation_id,
@@ -180,7 +215,13 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         for key, record in list(self.shards.items()):
             if record.operation_id == operation.operation_id:
                 del self.shards[key]
-                operation.rollback.add(stage_id=key[2], cleaned=True, duration_s=0.01)
+                operation.rollback.add(
+                    stage_id=key[2],
+                    stage_name=record.stage_name,
+                    worker_id=self.worker.slice.worker_id,
+                    cleaned=True,
+                    duration_s=0.01,
+                )
 
     @answers_refusals
     async def CancelOperation(
@@ -189,7 +230,7 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         self.calls.append(f"CANCEL {request.operation_id}")
         self._check(request.header)
         operation = self.operations.get(request.operation_id)
-        if operation is not None and operation.state != types_pb2.OPERATION_STATE_COMMITTED:
+        if operation is not None and operation.state not in _ENDED:
             self._roll_back(operation, request.reason)
             self.may_start.set()
             await self.register()

@@ -201,21 +201,41 @@ async def test_broken_stream_is_joined_again(endpoint, agent):
     assert agent.calls == ["RESERVE m/0", *["START m/0"] * 3, "COMMIT m/0"]
 
 
-async def test_agent_that_restarts_in_mid_start_fails_the_creation(endpoint, agent):
+async def restart(agent: FakeAgent, state: types_pb2.OperationState.ValueType | None) -> None:
+    """Have the agent end and come back in another life, with its operations in this state."""
+    await agent.stop()
+    agent.worker.slice.incarnation += 1
+    for operation in agent.operations.values():
+        if state is not None:
+            operation.state = state
+            operation.reason = "its agent died in mid-start"
+    await agent.start()
+
+
+async def test_recovery_R11_agent_that_restarts_in_mid_start_is_joined(endpoint, agent):
     agent.may_start.clear()
     async with creating(endpoint, spec()) as creation:
         await creation.next()
         await wait_for(lambda: "START m/0" in agent.calls, "the start is under way")
-        await agent.stop()
-        agent.worker.slice.incarnation += 1
-        for operation in agent.operations.values():
-            operation.state = types_pb2.OPERATION_STATE_INTERRUPTED
-        agent.shards.clear()
-        await agent.start()
+        await restart(agent, None)
+        await wait_for(lambda: agent.calls.count("START m/0") == 2, "it is joined")
+        agent.may_start.set()
+        outcome = await creation.outcome()
+    assert outcome.deployment.state == READY
+    assert not any(call.startswith("CANCEL") for call in agent.calls)
+
+
+async def test_agent_that_cannot_go_on_with_a_start_fails_the_creation(endpoint, agent):
+    agent.may_start.clear()
+    async with creating(endpoint, spec()) as creation:
+        await creation.next()
+        await wait_for(lambda: "START m/0" in agent.calls, "the start is under way")
+        await restart(agent, types_pb2.OPERATION_STATE_INTERRUPTED)
         outcome = await creation.outcome()
     assert outcome.deployment.state == FAILED
-    assert "restarted" in outcome.failures[0].message
-    await wait_for(lambda: not agent.operations, "the interrupted operation is settled")
+    assert "its agent died in mid-start" in outcome.failures[0].message
+    await agent.register()
+    assert not agent.operations, "the interrupted operation is settled"
     assert any(call.startswith("CANCEL") for call in agent.calls)
 
 
@@ -262,10 +282,6 @@ async def test_what_a_later_release_builds_is_refused_as_not_yet(endpoint, agent
     async with refused(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET") as details:
         await create(endpoint, later)
     assert "overlap_loads" in details[0].message
-    sharded = spec()
-    sharded.stages[0].shard_count = 2
-    async with refused(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET"):
-        await create(endpoint, sharded)
     async with channel_to(endpoint) as channel:
         stub = deployment_service_pb2_grpc.DeploymentServiceStub(channel)
         async with refused(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET") as details:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -30,6 +32,7 @@ from tests.fakes.fake_agent import FakeAgent
 from tests.fakes.hand_worker import HandWorker, channel_to, shard
 from tests.fakes.refusals import refused
 from tests.fakes.supervisors import (
+    Reigns,
     SupervisorProcess,
     get_deployment,
     list_deployments,
@@ -172,29 +175,52 @@ async def test_shards_of_what_was_deleted_are_stopped_when_their_worker_returns(
         await wait_for(lambda: is_gone(them.endpoint, "m"), "m is gone")
 
 
-async def test_creation_interrupted_by_a_restart_is_cancelled_and_failed(tmp_path):
-    async with reigns(tmp_path) as them, FakeAgent(them.endpoint).serving() as agent:
-        agent.may_start.clear()
-        async with channel_to(them.endpoint) as channel:
-            call = deployment_service_pb2_grpc.DeploymentServiceStub(channel).CreateDeployment(
-                deployment_service_pb2.CreateDeploymentRequest(spec=spec())
-            )
-            await call.read()
-            await wait_for(lambda: "START m/0" in agent.calls, "the start is under way")
-            await them.stop()
+@asynccontextmanager
+async def interrupted_creation(them: Reigns, agent: FakeAgent) -> AsyncIterator[None]:
+    """A creation whose supervisor ends while its only stage loads."""
+    agent.may_start.clear()
+    async with channel_to(them.endpoint) as channel:
+        call = deployment_service_pb2_grpc.DeploymentServiceStub(channel).CreateDeployment(
+            deployment_service_pb2.CreateDeploymentRequest(spec=spec())
+        )
+        await call.read()
+        await wait_for(lambda: "START m/0" in agent.calls, "the start is under way")
+        await them.stop()
+    yield
+
+
+async def test_recovery_R12_creation_that_a_restart_interrupts_is_joined(tmp_path):
+    async with (
+        reigns(tmp_path) as them,
+        FakeAgent(them.endpoint).serving() as agent,
+        interrupted_creation(them, agent),
+    ):
+        await them.start()
+        await agent.register()
+        await wait_for(lambda: agent.calls.count("START m/0") == 2, "it is joined")
+        agent.may_start.set()
+
+        async def is_ready():
+            deployment = await get_deployment(them.endpoint, "m")
+            return deployment.state == types_pb2.DEPLOYMENT_STATE_READY
+
+        await wait_for(is_ready, "the deployment is READY")
+        assert not any(call.startswith(("CANCEL", "STOP")) for call in agent.calls)
+        with sqlite3.connect(tmp_path / FILE_NAME) as store:
+            assert store.execute("SELECT count(*) FROM operations").fetchone() == (0,)
+
+
+async def test_creation_that_a_restart_interrupts_is_cancelled_where_nothing_is_stored():
+    numbers = {"recovery_window_s": 0.5, "longest_backoff_s": 0.2}
+    async with (
+        reigns(None, registry=numbers) as them,
+        FakeAgent(them.endpoint).serving() as agent,
+        interrupted_creation(them, agent),
+    ):
         await them.start()
         await agent.register()
         await wait_for(lambda: not agent.shards, "what had started is stopped")
-
-        async def is_failed():
-            deployment = await get_deployment(them.endpoint, "m")
-            return deployment if deployment.state == types_pb2.DEPLOYMENT_STATE_FAILED else None
-
-        failed = await wait_for(is_failed, "the deployment is FAILED")
-        assert "interrupted" in failed.reason
-        assert "deploy again" in failed.reason
-        await wait_for(lambda: not agent.operations, "the operation is settled")
-        assert await create(them.endpoint, spec()) == types_pb2.DEPLOYMENT_STATE_READY
+        assert agent.calls.count("START m/0") == 1
 
 
 async def test_desired_state_is_there_before_any_worker_is_back(tmp_path):

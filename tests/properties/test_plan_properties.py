@@ -103,7 +103,7 @@ def worlds(draw: Any) -> World:
         ends = draw(st.sampled_from([None, OperationState.ROLLED_BACK]))
         for start in only(StartOperation, started):
             if ends is not None:
-                world.end(start.plan, ends)
+                world.end(start.start.parts[0], ends)
     if draw(st.sampled_from([False, False, True])) and world.view("m") is not None:
         world.delete("m")
     return world
@@ -135,11 +135,11 @@ def test_a_creation_is_accepted_exactly_when_its_plan_has_no_refusal_and_starts_
 
     assert plan.refusals == []
     assert commands[0] == CreationAccepted(plan.starting)
-    started = {it.plan.replica_index: it.plan for it in only(StartOperation, commands)}
+    started = {it.start.replica.index: it.start.parts[0] for it in only(StartOperation, commands)}
     assert tuple(started) == plan.starting
     assert sorted((*plan.starting, *plan.kept)) == list(range(made.replicas))
     for index, operation in started.items():
-        place = plan.placing.places[index]
+        (place,) = plan.placing.places[index]
         assert operation.worker_id == place.worker_id
         for stage in operation.stages:
             where = tuple(place.devices[number] for number in stage.spec.devices)
@@ -152,7 +152,7 @@ def test_the_sums_of_a_plan_are_those_of_its_places(world: World, made: Any) -> 
     """Each new stage is on its cards once, nothing that fits is over, and nothing over fits."""
     plan = plan_of(world, made)
     sums = {(it.worker_id, it.device.device_id): it for it in plan.placing.sums}
-    for index, place in plan.placing.places.items():
+    for index, (place,) in plan.placing.places.items():
         assert len(set(place.devices.values())) == len(place.devices), "a card for each number"
         for stage_id, stage in enumerate(made.stages):
             for number in stage.devices:

@@ -56,7 +56,7 @@ class Reign(RuleBasedStateMachine):
 
     def listen(self, commands: list) -> None:
         for one in only(StartOperation, commands):
-            self.running[one.plan.operation_id] = one.plan
+            self.running[one.start.operation_id] = one.start.parts[0]
         for stop in only(StopSlot, commands):
             assert self.world.registry.is_complete, "nothing is stopped in HOLD"
             self.may_stop(stop)

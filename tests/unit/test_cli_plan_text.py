@@ -229,7 +229,9 @@ def test_document_has_null_for_what_is_unknown_and_bytes_for_sizes():
     assert (document["fits"], document["estimated_s"]) == (False, None)
     assert document["groups"][0]["estimated_s"] == 62.0
     assert document["groups"][1]["stages"] == ["talker", "code2wav"]
-    assert document["replicas"] == [{"replica_index": 0, "worker_id": None, "cards": []}]
+    assert document["replicas"] == [
+        {"replica_index": 0, "worker_id": None, "cards": [], "parts": []}
+    ]
     talker = document["devices"][1]["stages"][0]
     assert (talker["utilization"], talker["bytes"]) == (0.6, None)
     assert talker["memory_bytes"] == 62 * GIB

@@ -94,11 +94,11 @@ def test_json_has_the_lines_and_keeps_the_exit_code(tmp_path, capsys):
 
 def test_what_the_reader_and_what_the_core_finds_come_together(tmp_path, capsys):
     path = tmp_path / "spec.yaml"
-    path.write_text(BAD + "    shard_count: 2\nreplica: 3\n")
+    path.write_text(BAD + "    ports: [http]\nreplica: 3\n")
 
     assert run(["validate", str(path)]) == ExitCode.BAD_SPEC
     err = capsys.readouterr().err
-    assert f"{path}:8: stages[1].shard_count: not yet" in err
+    assert f"{path}:8: stages[1].ports: not yet" in err
     assert f"{path}:9: replica: " in err
     assert f"{path}:6: stages[1].name: " in err
     assert f"{path}:7: stages[1].entrypoint: " in err

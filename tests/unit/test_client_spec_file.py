@@ -64,6 +64,7 @@ def test_every_key_of_this_release_is_read():
                 '"deep":{"at":[1,null,true]}}',
                 "devices": [0],
                 "memory": {"utilization": 0.9, "reserve_bytes": str(2 * 2**30)},
+                "shard_count": 1,
                 "env": {"LOG_LEVEL": "debug"},
                 "start_timeout_s": 600,
                 "stall_timeout_s": 120,
@@ -138,7 +139,6 @@ stages:
         ("restart: {strategy: one_for_one}", "restart", "deploy the same file again"),
         ("overlap_loads: true", "overlap_loads", "one by one"),
         ("    command: [vllm, serve]", "stages[0].command", "Stage class"),
-        ("    shard_count: 2", "stages[0].shard_count", "replicas"),
         (
             "    memory: {bytes: 1, reuse_profile: true}\n    devices: [0]",
             "stages[0].memory.reuse_profile",

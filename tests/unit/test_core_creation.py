@@ -23,6 +23,7 @@ from tests.plain import (
     Failure,
     FailureOrigin,
     OperationEnded,
+    OperationStarted,
     Placement,
     RollbackRecord,
 )
@@ -64,14 +65,14 @@ def test_a_wish_is_answered_then_written_then_started() -> None:
 
     assert accepted == CreationAccepted((0, 1))
     assert saved.desired == desired(wish, is_creating=True, create_time=2_000.0)
-    plans = [it.plan for it in only(StartOperation, rest)]
+    plans = [it.start.parts[0] for it in only(StartOperation, rest)]
     assert [it.replica_index for it in plans] == [0, 1]
     assert [it.operation_id for it in plans] == ["5-supervis-1", "5-supervis-2"]
     assert [it.generation for it in plans] == [Generation(REIGN, 1), Generation(REIGN, 2)]
     assert {(it.worker_id, it.stage_count, it.entry_stage_id) for it in plans} == {("w1", 2, 1)}
     assert [it.stage_id for it in plans[0].stages] == [0, 1]
     assert (plans[0].model, plans[0].spec_revision) == (ModelInfo("M"), 1)
-    assert only(StartOperation, rest)[0].target.incarnation == 1
+    assert only(StartOperation, rest)[0].targets[0].incarnation == 1
     assert [it.name for it in only(PublishChange, rest)] == ["m"]
     assert world.view().state is DeploymentState.CREATING
     assert world.registry.creation_of("m").starting == (0, 1)
@@ -93,17 +94,16 @@ def test_a_start_is_done_when_the_report_shows_it_committed_and_ready() -> None:
     assert [it.name for it in only(PublishChange, told)] == ["m"]
 
 
-def test_a_start_is_done_when_its_outcome_comes_after_the_report() -> None:
+def test_a_start_is_done_with_the_report_though_its_outcome_comes_later() -> None:
     world = ready_world()
     (plan,) = world.deploy(spec())
+    world.apply(OperationStarted(plan.operation_id))
 
-    world.register(shards=started_shards(plan), revision=2)
+    told = world.register(shards=started_shards(plan), revision=2)
     assert world.replica().state is ReplicaState.READY
-    assert world.registry.creation_of("m").starting == (0,)
-    ended = world.end(plan)
-
     assert world.registry.creation_of("m").is_settled
-    assert [it.desired.is_creating for it in only(SaveDeployment, ended)] == [False]
+    assert [it.desired.is_creating for it in only(SaveDeployment, told)] == [False]
+    assert world.commit(plan) == [], "its word is late"
 
 
 @pytest.mark.parametrize(("waited_s", "is_starting"), [(9.999, True), (10.0, False)])
@@ -208,7 +208,7 @@ def test_what_is_left_of_a_failed_replica_is_stopped_first() -> None:
 
     (start,) = only(StartOperation, commands)
     assert stops(start.stop_first) == [("w1", "m", 0, 0, 1), ("w1", "m", 0, 1, 1)]
-    assert start.plan.generation > gen(1)
+    assert start.start.generation > gen(1)
     assert world.replica().state is ReplicaState.STARTING
 
 
@@ -221,7 +221,7 @@ def test_what_a_silent_worker_has_left_is_not_waited_for() -> None:
     commands = world.apply(DeploymentRequested(spec(), 3_000.0))
 
     (start,) = only(StartOperation, commands)
-    assert start.plan.worker_id == "w2"
+    assert start.start.worker_ids == ("w2",)
     assert start.stop_first == ()
 
 

@@ -243,7 +243,7 @@ def test_a_start_that_was_committed_in_spite_of_its_cancellation_is_stopped() ->
     assert stops(told) == [("w1", "m", 0, 0, plan.generation.n)]
 
 
-def test_a_start_that_is_committed_by_its_report_is_stopped_while_it_is_cancelled() -> None:
+def test_a_start_that_is_committed_by_its_report_is_stopped_and_not_cancelled() -> None:
     world = World()
     world.register()
     (plan,) = world.deploy(spec())
@@ -251,7 +251,7 @@ def test_a_start_that_is_committed_by_its_report_is_stopped_while_it_is_cancelle
 
     told = world.delete()
 
-    assert cancels(told) == [("w1", plan.operation_id)]
+    assert cancels(told) == []
     assert stops(told) == [("w1", "m", 0, 0, plan.generation.n)]
 
 

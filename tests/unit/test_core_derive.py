@@ -319,7 +319,7 @@ def test_a_wanted_replica_that_nobody_reports_is_pending() -> None:
 
 
 def test_a_running_operation_makes_it_starting_whatever_is_left_of_an_earlier_start() -> None:
-    context = wanted(starting_on="w7")
+    context = wanted(starting_on="worker w7")
 
     nothing = derive(context=context)
     leftover = derive(shard(state=ShardState.FAILED), context=context)
@@ -330,7 +330,7 @@ def test_a_running_operation_makes_it_starting_whatever_is_left_of_an_earlier_st
 
 
 def test_a_ready_replica_stays_ready_while_an_operation_runs() -> None:
-    assert derive(shard(), context=wanted(starting_on="w7")).state is ReplicaState.READY
+    assert derive(shard(), context=wanted(starting_on="worker w7")).state is ReplicaState.READY
 
 
 def test_a_failed_start_is_told_while_nothing_newer_is_committed() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stagekeeper.core.commands import (
-    CancelOperation,
+    CommitOperation,
+    RejoinOperation,
 )
 from stagekeeper.core.states import DeploymentState, OperationState, ReplicaState, ShardState
 from tests.plain import (
     OperationCancelled,
     OperationEnded,
+    OperationStarted,
     SlotKey,
     SlotStopped,
 )
@@ -35,21 +37,41 @@ def ready_world(*workers: str) -> World:
     return world
 
 
-def test_a_restart_of_the_agent_ends_its_starts_and_cancels_what_it_still_holds() -> None:
+@pytest.mark.parametrize("shows", ["operation", "shards"])
+def test_recovery_R11_a_restart_of_the_agent_with_the_start_at_hand_is_joined(shows) -> None:
     world = ready_world()
     (plan,) = world.deploy(spec())
-    held = record_of(plan, OperationState.INTERRUPTED)
     half = started_shards(plan, committed=False, state=ShardState.STARTING)
+    held = record_of(plan, OperationState.STARTING)
 
-    told = world.register(shards=half, operations=(held,), incarnation=2)
+    told = world.register(
+        shards=half if shows == "shards" else (),
+        operations=(held,) if shows == "operation" else (),
+        incarnation=2,
+    )
 
-    (cancel,) = only(CancelOperation, told)
-    assert (cancel.operation_id, cancel.target.incarnation) == (plan.operation_id, 2)
+    (rejoin,) = only(RejoinOperation, told)
+    assert (rejoin.operation_id, rejoin.target.incarnation) == (plan.operation_id, 2)
+    assert cancels(told) == []
+    assert world.registry.creation_of("m").starting == (0,)
+    (commit,) = only(CommitOperation, world.apply(OperationStarted(plan.operation_id)))
+    assert commit.target.incarnation == 2
+
+
+def test_a_start_that_its_next_agent_cannot_go_on_with_is_cancelled() -> None:
+    world = ready_world()
+    (plan,) = world.deploy(spec())
+    held = record_of(plan, OperationState.INTERRUPTED, reason="its agent died in mid-start")
+    half = started_shards(plan, committed=False, state=ShardState.STARTING)
+    world.register(shards=half, operations=(held,), incarnation=2)
+
+    told = world.end(plan, OperationState.INTERRUPTED, reason="its agent died in mid-start")
+
+    assert cancels(told) == [("w1", plan.operation_id)]
     (failure,) = world.registry.creation_of("m").failures
-    assert "was interrupted (its agent was restarted while it was under way)" in failure.message
-    assert "deploy again" in failure.message
+    assert "its agent died in mid-start" in failure.message
     assert world.replica().state is ReplicaState.FAILED
-    assert world.end(plan) == [], "the old executor's word is late"
+    assert world.end(plan) == [], "an old word is late"
 
 
 def test_a_restart_of_the_agent_before_it_had_the_start_fails_it() -> None:

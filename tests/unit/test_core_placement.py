@@ -296,7 +296,7 @@ def test_a_card_number_moves_on_when_another_can_only_lie_where_it_is() -> None:
         replace(spec(), stages=tuple(stages)), [0], lambda: [Offer("w1", cards)]
     ).places
 
-    assert places[0].devices == {0: "gpu-1", 1: "gpu-0", 2: "gpu-2"}
+    assert places[0][0].devices == {0: "gpu-1", 1: "gpu-0", 2: "gpu-2"}
 
 
 def test_replicas_are_spread_over_the_cards_of_a_worker() -> None:
@@ -322,5 +322,5 @@ def test_many_cards_are_matched_in_good_time() -> None:
 
     places = place_replicas(made, [0], lambda: [Offer("w1", cards)]).places
 
-    assert len(set(places[0].devices.values())) == count
+    assert len(set(places[0][0].devices.values())) == count
     assert only(int, places) == [0]

@@ -70,7 +70,7 @@ def test_a_plan_has_groups_places_and_the_sum_of_each_card() -> None:
 
     assert [(it.stage_ids, it.devices) for it in plan.groups] == [((0,), (0,)), ((1, 2), (1,))]
     assert (plan.starting, plan.kept, plan.exists) == ((0,), (), False)
-    place = plan.placing.places[plan.starting[0]]
+    place = plan.placing.places[plan.starting[0]][0]
     assert (place.worker_id, dict(place.devices)) == ("w1", {0: "gpu-0", 1: "gpu-1"})
     first, second = plan.placing.sums
     assert [(it.stage_id, it.memory_bytes) for it in first.terms] == [(0, int(0.9 * 10 * GIB))]

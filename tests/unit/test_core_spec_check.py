@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stagekeeper.core.errors import NextMove, Reason, Refused
+from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.model import MemoryNeed, ModelInfo
 from stagekeeper.core.spec_check import check_spec, is_same_wish
 from tests.plain import Placement
@@ -178,23 +178,29 @@ def test_every_problem_is_named_at_once_with_its_path() -> None:
     assert all(it.path in caught.value.message for it in caught.value.problems)
 
 
-def test_more_than_one_shard_is_not_yet_and_says_what_to_do() -> None:
-    with pytest.raises(Refused) as caught:
-        check_spec(with_stage(shard_count=2))
+@pytest.mark.parametrize(("count", "problem"), [(1, ""), (64, ""), (0, "0"), (65, "65")])
+def test_a_stage_has_from_one_to_sixty_four_shards(count, problem) -> None:
+    made = with_stage(shard_count=count)
 
-    assert caught.value.reason is Reason.NOT_YET
-    assert caught.value.next_move is NextMove.USE_A_LATER_RELEASE
-    assert [it.path for it in caught.value.problems] == ["stages[0].shard_count"]
-    assert "leave it at 1" in caught.value.message
+    if not problem:
+        check_spec(made)
+    else:
+        ((path, why),) = problems_of(made)
+        assert path == "stages[0].shard_count"
+        assert problem in why
 
 
-def test_what_is_wrong_goes_before_what_is_not_yet_and_both_are_named() -> None:
-    made = replace(spec(), stages=(stage_spec("a", shard_count=2), stage_spec("b", args_json="3")))
+@pytest.mark.parametrize(("workers", "passes"), [((), True), (("a",), False), (("a", "b"), True)])
+def test_shards_want_as_many_workers_as_they_are(workers, passes) -> None:
+    made = replace(with_stage(shard_count=2), placement=Placement(workers=workers))
 
-    assert [path for path, _ in problems_of(made)] == [
-        "stages[1].args_json",
-        "stages[0].shard_count",
-    ]
+    if passes:
+        check_spec(made)
+    else:
+        ((path, why),) = problems_of(made)
+        assert path == "placement.workers"
+        assert "names 1 workers" in why
+        assert "'s0' has 2 shards" in why
 
 
 @pytest.mark.parametrize(("extra", "passes"), [(0, True), (1, False)])

@@ -121,10 +121,10 @@ def test_intent_and_roster_are_written_before_anything_starts():
 
     office.deploy()
 
-    assert kinds(office.book) == ["SaveDeployment", "SaveRoster", "StartOperation"]
-    assert office.book[1] == SaveRoster((WorkerId("w1"),))
+    assert kinds(office.book) == ["SaveDeployment", "SaveOperation", "SaveRoster", "StartOperation"]
+    assert office.book[2] == SaveRoster((WorkerId("w1"),))
     office.engine.tick(0.0)
-    assert kinds(office.book[3:]) == [], "and once is enough"
+    assert kinds(office.book[4:]) == [], "and once is enough"
 
 
 def test_roster_that_waits_for_a_tick_is_written_before_anything_starts():

@@ -10,8 +10,9 @@ import pytest
 
 from stagekeeper.core.commands import AgentTarget, CancelOperation, StartOperation, StopSlot
 from stagekeeper.core.errors import Reason
-from stagekeeper.core.events import Event, OperationCancelled
+from stagekeeper.core.events import Event, OperationCancelled, OperationEnded
 from stagekeeper.core.ids import ClusterName, StageId
+from stagekeeper.core.model import ReplicaStart
 from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
 from stagekeeper.supervisor.executor import Executor
 from stagekeeper.supervisor.operation_run import LONGEST_DEFAULT_BUDGET_S, OperationRun
@@ -32,7 +33,7 @@ def start(stop_budget_s: float | None = None, stage_id: int = 0) -> StartOperati
     (plan,) = world.deploy(replace(spec(), stages=(stage_spec(stop_budget_s=stop_budget_s),)))
     target = AgentTarget(plan.worker_id, 1, "127.0.0.1:1")
     stop = StopSlot(target, SlotKey("m", 0, StageId(stage_id)), gen(1), "anew")
-    return StartOperation(target, plan, (stop,))
+    return StartOperation(ReplicaStart((plan,)), (target,), (stop,))
 
 
 class ScriptedCalls:
@@ -55,6 +56,9 @@ class ScriptedCalls:
         self.book.append("step")
         raise AgentError("no", reason="REFUSED")
 
+    async def cancel(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("what was refused holds nothing")
+
 
 async def run(command: StartOperation, calls: ScriptedCalls) -> str:
     nothing: Any = lambda progress: None  # noqa: E731
@@ -62,6 +66,7 @@ async def run(command: StartOperation, calls: ScriptedCalls) -> str:
     ended = await OperationRun(
         command, agent, rejoin_s=1.0, stop_timeout_s=CALL_S, on_progress=nothing
     ).run()
+    assert isinstance(ended, OperationEnded)
     return ended.error
 
 
@@ -108,7 +113,9 @@ class HeldCalls:
         self.book.append("step")
         raise AgentError("no")
 
-    async def cancel(self, command: CancelOperation, timeout_s: float) -> None:
+    async def cancel(
+        self, command: CancelOperation, timeout_s: float, *, lets_finish: bool = False
+    ) -> None:
         self.book.append("cancel")
 
 
@@ -123,16 +130,14 @@ async def test_cancelled_operation_is_never_told_to_an_agent_that_does_not_know_
     for _ in range(turns):
         await asyncio.sleep(0)
 
-    executor.carry_out(CancelOperation(command.target, command.plan.operation_id, "deleted"))
+    (target,), operation_id = command.targets, command.start.operation_id
+    executor.carry_out(CancelOperation(target, operation_id, "deleted"))
     await held.clock.settle()
     held.may_go.set()
     await held.clock.settle()
 
     assert held.book == (["stop", "run ends", "cancel"] if turns else ["cancel"])
-    target = command.target
-    cancelled = OperationCancelled(
-        target.worker_id, target.incarnation, command.plan.operation_id, ""
-    )
+    cancelled = OperationCancelled(target.worker_id, target.incarnation, operation_id, "")
     assert told == [cancelled]
     assert not executor._runs
     await executor.stop()

@@ -226,11 +226,6 @@ class _SpecReader(TreeReader):
         def seconds(name: str) -> Take:
             return lambda value, at: self.set(stage, name, self.seconds(value, at))
 
-        def shard_count(value: Tree, at: str) -> None:
-            count = self.count(value, at, least=1)
-            if count is not None and count > 1:
-                self.not_yet(at, "more than one shard", "use 1, and replicas for more", value.line)
-
         def devices(value: Tree, at: str) -> None:
             for index, item in enumerate(self.items(value, at)):
                 number = self.count(item, f"{at}[{index}]", least=0)
@@ -246,7 +241,9 @@ class _SpecReader(TreeReader):
                 "args": lambda value, at: self.set(stage, "args_json", self._args(value, at)),
                 "devices": devices,
                 "memory": lambda value, at: stage.memory.CopyFrom(self._memory(value, at)),
-                "shard_count": shard_count,
+                "shard_count": lambda value, at: self.set(
+                    stage, "shard_count", self.count(value, at, least=1)
+                ),
                 "env": lambda value, at: stage.env.update(self._env(value, at)),
                 "start_timeout_s": seconds("start_timeout_s"),
                 "stall_timeout_s": seconds("stall_timeout_s"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from stagekeeper.core.changes import ChangeLog
@@ -21,6 +22,7 @@ from stagekeeper.core.commands import (
     HeartbeatAnswered,
     HeartbeatVerdict,
     LookForReign,
+    RemoveOperation,
     SaveDeployment,
     SaveEpoch,
     SaveFailure,
@@ -288,6 +290,10 @@ class Cluster:
             del self.tombstones[oldest]
             self.touch_deployment(oldest)
         self.writes.append(EntombDeployment(name, ceiling))
+        condemned = self.operations.condemned
+        for start in [it for it in condemned.values() if it.replica.deployment == name]:
+            del condemned[start.operation_id]
+            self.writes.append(RemoveOperation(start.operation_id))
         for index in range(desired.spec.replicas if desired is not None else 0):
             self.notes.pop(ReplicaKey(name, ReplicaIndex(index)), None)
         self.touch_deployment(name)
@@ -313,6 +319,10 @@ class Cluster:
         if old is None or old.generation < note.generation:
             self.notes[key] = note
             self.touched[key] = None
+        elif old.generation == note.generation:
+            # Another worker's word on the same start: its story is told, what it undid is not.
+            more = tuple(entry for entry in note.rollback if entry not in old.rollback)
+            self.notes[key] = replace(old, rollback=old.rollback + more)
 
     def record_failure(self, failure: Failure) -> None:
         if not self.failures.add(failure):
@@ -332,18 +342,21 @@ class Cluster:
             note: why it did not come up; None when it did, or was not to.
             ending: what became of it, where there is no note.
         """
-        plan = operation.plan
+        replica = operation.start.replica
         self.operations.remove(operation)
-        self.touched[plan.replica] = None
-        self.touched_names[plan.deployment] = None
+        if operation.operation_id not in self.operations.condemned:
+            self.writes.append(RemoveOperation(operation.operation_id))
+        self.touched[replica] = None
+        self.touched_names[replica.deployment] = None
+        worker_id = operation.start.worker_ids[0] if note is None else note.worker_id
         self.log(
             EventKind.START_ENDED,
             ending if note is None else note.message,
-            of_replica(plan.replica, plan.worker_id),
+            of_replica(replica, worker_id),
             is_warning=note is not None,
         )
         if note is not None:
-            self.note_failure(plan.replica, note)
+            self.note_failure(replica, note)
 
     # Reads.
 

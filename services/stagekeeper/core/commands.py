@@ -21,7 +21,14 @@ from stagekeeper.core.ids import (
     SlotKey,
     WorkerId,
 )
-from stagekeeper.core.model import DeploymentSpec, Failure, OperationPlan, RefusedEntry
+from stagekeeper.core.model import (
+    DeploymentSpec,
+    Failure,
+    OperationPlan,
+    Peer,
+    RefusedEntry,
+    ReplicaStart,
+)
 
 
 class HeartbeatVerdict(StrEnum):
@@ -129,6 +136,31 @@ class SaveFailure:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class SavedOperation:
+    """A start that is under way, as it is written down: for a reign that has to go on with it.
+
+    `is_decided`: it is committed, whatever comes; `peers` are then the shards of all of its
+    workers. Nothing of that is written of a start on one worker, which needs nobody's agreement.
+    """
+
+    start: ReplicaStart
+    is_decided: bool = False
+    peers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOperation:
+    saved: SavedOperation
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOperation:
+    """Nothing of a start has to be done any more."""
+
+    operation_id: OperationId
+
+
 # Work for agents.
 
 
@@ -156,11 +188,48 @@ class StopSlot:
 
 @dataclass(frozen=True, slots=True)
 class StartOperation:
-    """Stop `stop_first`, then reserve, start and commit `plan`; end with OperationEnded."""
+    """Stop `stop_first`, then reserve and start all parts of `start`, or join what is under way.
+
+    Ends with OperationStarted or OperationEnded. `targets` has one for each part, in their order.
+    """
+
+    start: ReplicaStart
+    targets: tuple[AgentTarget, ...]
+    stop_first: tuple[StopSlot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RejoinOperation:
+    """Look again at what a worker has of a start that is being carried out.
+
+    It lives another life than the one that was told, or its report says that it undoes its part.
+    """
+
+    operation_id: OperationId
+    target: AgentTarget
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Carry a start out no longer. What it has begun is cancelled by commands of its own."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOperation:
+    """Have a worker commit its part of a start that was decided to be; ends with CommitEnded.
+
+    `peers` are the shards on the other workers.
+    """
 
     target: AgentTarget
     plan: OperationPlan
-    stop_first: tuple[StopSlot, ...] = ()
+    peers: tuple[Peer, ...] = ()
+
+    @property
+    def operation_id(self) -> OperationId:
+        return self.plan.operation_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +265,23 @@ class PublishChange:
     name: DeploymentName
 
 
-Write = SaveDeployment | EntombDeployment | SaveEpoch | SaveRoster | SaveFailure
-AgentWork = ProbeAgent | StopSlot | StartOperation | CancelOperation
+Write = (
+    SaveDeployment
+    | EntombDeployment
+    | SaveEpoch
+    | SaveRoster
+    | SaveFailure
+    | SaveOperation
+    | RemoveOperation
+)
+AgentWork = (
+    ProbeAgent
+    | StopSlot
+    | StartOperation
+    | RejoinOperation
+    | EndRun
+    | CommitOperation
+    | CancelOperation
+)
 Work = AgentWork | LookForReign
 Command = Reply | Write | Work | PublishChange | PublishEvent

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stagekeeper.core import next_action
-from stagekeeper.core.ids import Generation, ReplicaKey, StageId, WorkerId
+from stagekeeper.core.ids import Generation, ReplicaKey, StageId
 from stagekeeper.core.model import DeploymentSpec, ReplicaView, RoutedShard, ShardRecord
 from stagekeeper.core.next_action import WAITING, NextAction
 from stagekeeper.core.operations import FailureNote
@@ -32,8 +32,9 @@ class ReplicaContext:
         spec: as desired; None when only workers know of the deployment.
         is_wanted: its index is below the replicas wanted.
         is_deleting: its deployment is being deleted.
-        starting_on: the worker on which an operation of this reign starts it; None when none does.
-        is_committed: that operation was committed, and only the worker's report is missing.
+        starting_on: the workers on which an operation starts it, for people; None when none does.
+        is_decided: that operation is being committed, whatever comes.
+        is_committed: it was committed, and only a worker's report is missing.
         note: why its last start failed; None when it did not.
         is_recovering: workers that were there before are still waited for.
         ceiling: generations up to it were deleted under this name; None when none were.
@@ -42,7 +43,8 @@ class ReplicaContext:
     spec: DeploymentSpec | None = None
     is_wanted: bool = False
     is_deleting: bool = False
-    starting_on: WorkerId | None = None
+    starting_on: str | None = None
+    is_decided: bool = False
     is_committed: bool = False
     note: FailureNote | None = None
     is_recovering: bool = False
@@ -125,9 +127,11 @@ def _unreported(key: ReplicaKey, context: ReplicaContext) -> ReplicaView:
 def _of_start(context: ReplicaContext) -> tuple[str, NextAction]:
     """Explain a start of this reign."""
     if context.is_committed:
-        reason = f"it was committed on worker {context.starting_on}, whose report is awaited"
+        reason = f"it was committed on {context.starting_on}, whose report is awaited"
         return reason, next_action.REPORT_AWAITED
-    return f"it starts on worker {context.starting_on}", next_action.STARTS
+    if context.is_decided:
+        return f"it has started on {context.starting_on}, and is committed", next_action.COMMITS
+    return f"it starts on {context.starting_on}", next_action.STARTS
 
 
 @dataclass(slots=True)
@@ -242,7 +246,7 @@ def _verdict(
         action = silence if silence.text else action
         return ReplicaState.STARTING, f"{reason}; {sentence}", action
     note = context.note
-    if note is not None and (findings.committed is None or note.generation > findings.committed):
+    if note is not None and _counts(note, findings.committed):
         reason = f"{note.message} ({sentence})"
         return ReplicaState.FAILED, reason, next_action.DEPLOY_ANEW
     if findings.failed:
@@ -251,6 +255,13 @@ def _verdict(
     if findings.is_starting and not findings.conflicts:
         return ReplicaState.STARTING, sentence, action
     return ReplicaState.PARTIAL, sentence, action
+
+
+def _counts(note: FailureNote, committed: Generation | None) -> bool:
+    """Whether the story of a failed start is that of what is reported now."""
+    if committed is None or note.generation > committed:
+        return True
+    return note.undoes_commit and note.generation == committed
 
 
 def _next_for_partial(

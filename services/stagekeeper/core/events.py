@@ -67,13 +67,39 @@ class DeploymentDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationEnded:
-    """An operation's executor is done: the agent's last word, or why there is none.
+class OperationStarted:
+    """All stages of a start are up, on all of its workers; nothing is committed."""
 
-    `record` is None when the agent was lost or refused before it had a record; `error` then says
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded:
+    """A start came to nothing: the last word of the agent whose part failed first, or why none.
+
+    `record` is None when that agent was lost or refused before it had a record; `error` then says
     what was met, in words for the user, and `reason` names the refusal (a `Reason`) if it was one.
+    `worker_id` is that agent's; empty is read as the first one's. `others` are the last words of
+    the other workers that had any.
     """
 
+    operation_id: OperationId
+    record: OperationRecord | None
+    error: str = ""
+    reason: str = ""
+    worker_id: WorkerId = WorkerId("")
+    others: tuple[tuple[WorkerId, OperationRecord], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEnded:
+    """A CommitOperation command is done: the operation as it stands there, or what was met.
+
+    `reason` names the agent's refusal (a `Reason`) if it was one.
+    """
+
+    worker_id: WorkerId
+    incarnation: int
     operation_id: OperationId
     record: OperationRecord | None
     error: str = ""
@@ -114,7 +140,9 @@ Event = (
     | AgentProbed
     | DeploymentRequested
     | DeploymentDeleted
+    | OperationStarted
     | OperationEnded
+    | CommitEnded
     | SlotStopped
     | OperationCancelled
     | Ticked

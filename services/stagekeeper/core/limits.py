@@ -66,6 +66,10 @@ MOST_DEVICES: Final = 64
 LARGEST_DEVICE: Final = 255
 """Number of a card of the replica."""
 
+MOST_REPLICA_WORKERS: Final = 64
+"""Shards of one stage, each on a worker of its own: so many of every stage are as many peers as a
+stage can be told of."""
+
 MOST_IN_FLIGHT: Final = 65_536
 MOST_ABILITIES: Final = 64
 """Each shard's record repeats them, in every report."""

@@ -35,6 +35,10 @@ DELETE_THEN_DEPLOY: Final = NextAction(
 STARTS: Final = NextAction(
     "it is READY when all of its stages are; the first failure undoes the start"
 )
+COMMITS: Final = NextAction(
+    "it is READY when each of its workers has committed its part; a silent one is waited for: to "
+    "start it elsewhere, delete the deployment, then deploy it"
+)
 REPORT_AWAITED: Final = NextAction("it counts as failed unless its worker reports it", Timer.REPORT)
 UNDONE: Final = NextAction(
     "nobody runs this start any more: its agent undoes it; then deploy again"

@@ -147,7 +147,7 @@ def _promised(
         (record.operation_id, record.stage_id) for record in worker.shards if record.devices
     }
     for operation in operations:
-        plan = operation.plan
+        plan = operation.start.part_of(worker.worker_id)
         if plan.replica in restarting and worker.takes_commands:
             continue
         for stage in plan.stages:
@@ -167,5 +167,5 @@ def _replica_count(
     """Count the replicas of a deployment that lie or start on a worker."""
     replicas = {record.replica for record in worker.shards if record.deployment == name}
     operations = cluster.operations.of_worker(worker.worker_id)
-    replicas.update(it.plan.replica for it in operations if it.plan.deployment == name)
+    replicas.update(it.start.replica for it in operations if it.start.replica.deployment == name)
     return len(replicas.difference(restarting))

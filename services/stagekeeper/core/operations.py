@@ -1,7 +1,7 @@
-"""Operations of this reign, and what became of starts that failed.
+"""The books about starts: those under way, and what became of those that failed.
 
-Decided here: when an operation is over, and which failure of a replica is shown. Not decided here:
-which replicas start, and where (`wishes`, `placement`).
+Decided here: what is known of a start, and in which words a failed one is told. Not decided here:
+how a start goes on (`starts`), which replicas start, and where (`wishes`, `placement`).
 
 Invariant: a replica has at most one running operation; a note is a story for people and never
 hides a replica that its reports show READY.
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from stagekeeper.core.commands import AgentTarget
+from stagekeeper.core.commands import AgentTarget, SavedOperation
 from stagekeeper.core.ids import (
     NO_EPOCH,
     DeploymentName,
@@ -24,7 +24,13 @@ from stagekeeper.core.ids import (
     ReplicaKey,
     WorkerId,
 )
-from stagekeeper.core.model import Failure, OperationPlan, OperationRecord, RollbackRecord
+from stagekeeper.core.model import (
+    Failure,
+    OperationRecord,
+    Peer,
+    ReplicaStart,
+    RollbackRecord,
+)
 
 NO_GENERATION = Generation(NO_EPOCH, 0)
 
@@ -63,28 +69,70 @@ class CreationView:
 
 @dataclass(frozen=True, slots=True)
 class FailureNote:
-    """Why the last start of a replica failed. It counts until a higher generation is committed."""
+    """Why the last start of a replica failed. It counts until a higher generation is committed.
+
+    `undoes_commit`: it counts although something of that very generation is committed: a part of
+    the start was lost, and the rest is being stopped.
+    """
 
     generation: Generation
     worker_id: WorkerId
     message: str
     failure: Failure | None = None
     rollback: tuple[RollbackRecord, ...] = ()
+    undoes_commit: bool = False
 
 
 @dataclass(slots=True)
 class Operation:
-    """A start that this reign runs. `committed_at` is set when only the report is still missing."""
+    """A start on the books of this reign, one that an earlier reign began included.
 
-    plan: OperationPlan
-    target: AgentTarget
+    Attributes:
+        start: its parts.
+        targets: for each of its workers that has registered with this reign the life that it was in
+            then.
+        is_running: it is being reserved and started, or joined where it is under way.
+        started_at: since when all of its stages are up; None before.
+        is_decided: it is committed, whatever comes: this is never taken back.
+        peers: once decided, its shards, all workers'.
+        committed: workers that have committed their part.
+        committed_at: since when only a report is missing; None before.
+        is_cancelled: its deployment was deleted.
+        cancelled: workers that have nothing left of it to commit.
+    """
+
+    start: ReplicaStart
+    targets: dict[WorkerId, AgentTarget] = field(default_factory=dict)
+    is_running: bool = False
+    started_at: float | None = None
+    is_decided: bool = False
+    peers: tuple[Peer, ...] = ()
+    committed: set[WorkerId] = field(default_factory=set)
     committed_at: float | None = None
     is_cancelled: bool = False
+    cancelled: set[WorkerId] = field(default_factory=set)
+
+    @property
+    def operation_id(self) -> OperationId:
+        return self.start.operation_id
+
+    @property
+    def saved(self) -> SavedOperation:
+        """What is written down of it."""
+        return SavedOperation(self.start, self.is_decided, self.peers)
+
+    @property
+    def is_beyond_recall(self) -> bool:
+        """Whether a worker may have committed its part while another one has yet to."""
+        return self.is_decided and self.start.is_spanning
 
 
 @dataclass(slots=True)
 class OperationBook:
-    """All operations of this reign, by id, by replica and by deployment; and the mint."""
+    """All operations of this reign, by id, by replica, by deployment and by worker; and the mint.
+
+    `condemned` are starts that were decided and lost a part: what is committed of them is stopped.
+    """
 
     supervisor_id: str
     minted_count: int = 0
@@ -92,6 +140,7 @@ class OperationBook:
     by_replica: dict[ReplicaKey, Operation] = field(default_factory=dict)
     by_deployment: dict[DeploymentName, set[OperationId]] = field(default_factory=dict)
     by_worker: dict[WorkerId, set[OperationId]] = field(default_factory=dict)
+    condemned: dict[OperationId, ReplicaStart] = field(default_factory=dict)
 
     def mint(self, epoch: Epoch) -> tuple[OperationId, Generation]:
         """Return a fresh operation id and the generation that belongs to it."""
@@ -109,18 +158,24 @@ class OperationBook:
         return Generation(epoch, self.minted_count)
 
     def add(self, operation: Operation) -> None:
-        plan = operation.plan
-        self.by_id[plan.operation_id] = operation
-        self.by_replica[plan.replica] = operation
-        self.by_deployment.setdefault(plan.deployment, set()).add(plan.operation_id)
-        self.by_worker.setdefault(plan.worker_id, set()).add(plan.operation_id)
+        start = operation.start
+        self.by_id[start.operation_id] = operation
+        self.by_replica[start.replica] = operation
+        self.by_deployment.setdefault(start.replica.deployment, set()).add(start.operation_id)
+        for worker_id in start.worker_ids:
+            self.by_worker.setdefault(worker_id, set()).add(start.operation_id)
 
     def remove(self, operation: Operation) -> None:
-        plan = operation.plan
-        del self.by_id[plan.operation_id]
-        del self.by_replica[plan.replica]
-        _drop(self.by_deployment, plan.deployment, plan.operation_id)
-        _drop(self.by_worker, plan.worker_id, plan.operation_id)
+        start = operation.start
+        del self.by_id[start.operation_id]
+        del self.by_replica[start.replica]
+        _drop(self.by_deployment, start.replica.deployment, start.operation_id)
+        for worker_id in start.worker_ids:
+            _drop(self.by_worker, worker_id, start.operation_id)
+
+    def is_open(self, operation_id: OperationId) -> bool:
+        """Whether a start may still become a replica."""
+        return operation_id in self.by_id
 
     def of_deployment(self, name: DeploymentName) -> list[Operation]:
         return self._sorted(self.by_deployment.get(name, ()))
@@ -130,7 +185,7 @@ class OperationBook:
 
     def _sorted(self, ids: Iterable[OperationId]) -> list[Operation]:
         found = [self.by_id[operation_id] for operation_id in ids]
-        return sorted(found, key=lambda operation: operation.plan.generation)
+        return sorted(found, key=lambda operation: operation.start.generation)
 
 
 def _drop(index: dict[Key, set[OperationId]], key: Key, operation_id: OperationId) -> None:
@@ -140,32 +195,65 @@ def _drop(index: dict[Key, set[OperationId]], key: Key, operation_id: OperationI
 
 
 def failure_note(
-    plan: OperationPlan, record: OperationRecord | None, error: str, reason: str
+    start: ReplicaStart,
+    worker_id: WorkerId,
+    record: OperationRecord | None,
+    *,
+    error: str = "",
+    reason: str = "",
+    others: Iterable[OperationRecord] = (),
 ) -> FailureNote:
-    """Tell the story of a start that ended badly, from the agent's record or from what was met."""
-    where = f"{plan.replica} did not start on worker {plan.worker_id}"
+    """Tell the story of a start that ended badly.
+
+    Args:
+        start: which one.
+        worker_id: the worker whose part failed first.
+        record: the last word of its agent; None when there is none.
+        error: what was met instead.
+        reason: the agent's refusal, if it was one.
+        others: the last words of the other workers, for what their rollbacks did.
+    """
+    where = f"{start.replica} did not start on worker {worker_id}{_shard_of(start, worker_id)}"
+    rollback = tuple(entry for other in others for entry in other.rollback)
+    failure = None
     if record is None:
         why = f"{error or 'its agent gave no outcome'}{f' [{reason}]' if reason else ''}"
-        return FailureNote(plan.generation, plan.worker_id, f"{where}: {why}")
-    why = record.failure.message if record.failure is not None else ""
-    why = why or record.reason or error or f"its operation ended {record.state}"
-    unclean = [entry for entry in record.rollback if not entry.cleaned]
+    else:
+        rollback = record.rollback + rollback
+        failure = record.failure
+        why = failure.message if failure is not None else ""
+        why = why or record.reason or error or f"its operation ended {record.state}"
+    unclean = [entry for entry in rollback if not entry.cleaned]
     if unclean:
-        left = ", ".join(f"stage {entry.stage_id} ({entry.error})" for entry in unclean)
+        left = ", ".join(
+            f"stage {entry.stage_id}{_place_of(start, entry)} ({entry.error})" for entry in unclean
+        )
         why += f"; the rollback left {left}"
+    return FailureNote(start.generation, worker_id, f"{where}: {why}", failure, rollback)
+
+
+def interruption_note(start: ReplicaStart, worker_id: WorkerId, why: str) -> FailureNote:
+    """Tell the story of a start that nobody goes on with."""
+    where = f"worker {worker_id}{_shard_of(start, worker_id)}"
     return FailureNote(
-        plan.generation, plan.worker_id, f"{where}: {why}", record.failure, record.rollback
+        start.generation, worker_id, interruption(start.replica, where, why), None, ()
     )
 
 
-def interruption_note(
-    start: OperationRecord | OperationPlan, worker_id: WorkerId, why: str
-) -> FailureNote:
-    """Tell the story of a start that nobody runs any more; a mere plan has no end to tell."""
-    message = (
-        f"the start of {start.replica} on worker {worker_id} was interrupted ({why}) and "
-        "cancelled; deploy again"
-    )
-    if isinstance(start, OperationPlan):
-        return FailureNote(start.generation, worker_id, message)
-    return FailureNote(start.generation, worker_id, message, start.failure, start.rollback)
+def record_note(record: OperationRecord, worker_id: WorkerId, why: str) -> FailureNote:
+    """Tell the story of a start of which only one worker's record is left."""
+    message = interruption(record.replica, f"worker {worker_id}", why)
+    return FailureNote(record.generation, worker_id, message, record.failure, record.rollback)
+
+
+def interruption(replica: ReplicaKey, where: str, why: str) -> str:
+    return f"the start of {replica} on {where} was interrupted ({why}) and cancelled; deploy again"
+
+
+def _place_of(start: ReplicaStart, entry: RollbackRecord) -> str:
+    return f" on {entry.worker_id}" if start.is_spanning and entry.worker_id else ""
+
+
+def _shard_of(start: ReplicaStart, worker_id: WorkerId) -> str:
+    """Name the shards that a worker has of a start, where others have some too."""
+    return f" (shard {start.worker_ids.index(worker_id)})" if start.is_spanning else ""

@@ -1,4 +1,4 @@
-"""Stops and cancellations that are wanted until a report shows that they are done.
+"""Stops, cancellations and commits that are wanted until a report shows that they are done.
 
 Decided here: what was asked already, and when it may be asked again. Not decided here: what is
 wanted (`reconcile`), and whether anything may be stopped now (never in HOLD).
@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stagekeeper.core.commands import CancelOperation, StopSlot
+from stagekeeper.core.commands import CancelOperation, CommitOperation, StopSlot
 from stagekeeper.core.ids import OperationId, SlotKey, WorkerId
 
 _Key = SlotKey | OperationId
 
+PendingCommand = StopSlot | CancelOperation | CommitOperation
+"""An operation is either committed or cancelled, so that its id is a key for both."""
+
 
 @dataclass(slots=True)
 class _Wanted:
-    command: StopSlot | CancelOperation
+    command: PendingCommand
     is_under_way: bool = False
     not_before: float = 0.0
     asked_count: int = 0
@@ -32,7 +35,7 @@ class PendingWork:
 
     _of: dict[WorkerId, dict[_Key, _Wanted]] = field(default_factory=dict)
 
-    def want(self, worker_id: WorkerId, commands: Iterable[StopSlot | CancelOperation]) -> None:
+    def want(self, worker_id: WorkerId, commands: Iterable[PendingCommand]) -> None:
         """Replace all that is wanted of one worker; what is under way for the same stays so."""
         old = self._of.pop(worker_id, {})
         new: dict[_Key, _Wanted] = {}
@@ -49,7 +52,7 @@ class PendingWork:
         """Return the workers of whom anything is wanted."""
         return list(self._of)
 
-    def take_due(self, worker_id: WorkerId, now: float) -> list[StopSlot | CancelOperation]:
+    def take_due(self, worker_id: WorkerId, now: float) -> list[PendingCommand]:
         """Return what is to be asked of a worker now; it counts as under way from here on."""
         due = []
         for wanted in self._of.get(worker_id, {}).values():
@@ -83,8 +86,10 @@ class PendingWork:
             wanted.not_before = not_before
 
 
-def _is_same_work(one: StopSlot | CancelOperation, other: StopSlot | CancelOperation) -> bool:
+def _is_same_work(one: PendingCommand, other: PendingCommand) -> bool:
     """Whether the one, once done, is the other: asked of the same life, and as far up."""
+    if type(one) is not type(other):
+        return False
     if isinstance(one, StopSlot) and isinstance(other, StopSlot) and one.up_to != other.up_to:
         return False
     return one.target == other.target

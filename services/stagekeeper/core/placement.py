@@ -1,8 +1,10 @@
-"""Where replicas go: one worker for each, and a real card for each card of the replica.
+"""Where replicas go: their workers, and there a real card for each card of the replica.
 
-Decided here: which worker and which cards, by the same sum that admission uses (`planner`) over
-what runs, starts and stops there. Not decided here: which replicas start (`plan`), and whether
-the memory really is free (the agent looks again, at RESERVE).
+Decided here: which workers and which cards, by the same sum that admission uses (`planner`) over
+what runs, starts and stops there. A replica has as many workers as the most shards that a stage of
+it has; the k-th takes the k-th shards, and the card numbers stand for its own cards. Not decided
+here: which replicas start (`plan`), and whether the memory really is free (the agent looks again,
+at RESERVE).
 
 Invariant: what was placed is in the sums; where a replica found no place, the sums are those of the
 worker that came closest, and there is a `Shortage`.
@@ -28,6 +30,7 @@ class NewTerm:
     stage_id: StageId
     need: MemoryNeed
     memory_bytes: int
+    shard_index: int = 0
 
 
 @dataclass(slots=True)
@@ -48,6 +51,10 @@ class Account:
     def add(self, term: NewTerm) -> None:
         self.terms.append(term)
         self.held_bytes += term.memory_bytes
+
+    def take_back(self, term: NewTerm) -> None:
+        self.terms.remove(term)
+        self.held_bytes -= term.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a replica goes: its worker, and the real card for each card number of the spec."""
+    """Where one part of a replica goes: the worker, and the real card for each card number."""
 
     worker_id: WorkerId
     devices: Mapping[int, DeviceId]
@@ -107,19 +114,20 @@ class CardSum:
     def is_over(self) -> bool:
         return bool(self.terms) and self.need_bytes > self.device.total_bytes
 
-    def admission(self, name: DeploymentName, index: ReplicaIndex) -> DeviceSum:
-        """Do admission's sum for one replica: those that found a place before it count as held."""
+    def admission(
+        self, name: DeploymentName, index: ReplicaIndex, shard_index: int = 0
+    ) -> DeviceSum:
+        """Do admission's sum for one part of a replica: what found a place before it is held."""
         device_id = self.device.device_id
-        own = {
-            it.stage_id: ((device_id,), it.need) for it in self.terms if it.replica_index == index
-        }
-        before = [
-            Holding(
-                device_id, f"{name} replica {it.replica_index} stage {it.stage_id}", it.memory_bytes
-            )
-            for it in self.terms
-            if it.replica_index != index
-        ]
+        own: dict[StageId, tuple[tuple[DeviceId, ...], MemoryNeed]] = {}
+        before: list[Holding] = []
+        for it in self.terms:
+            if (it.replica_index, it.shard_index) == (index, shard_index):
+                own[it.stage_id] = ((device_id,), it.need)
+            else:
+                shard = f" shard {it.shard_index}" if it.shard_index else ""
+                holder = f"{name} replica {it.replica_index} stage {it.stage_id}{shard}"
+                before.append(Holding(device_id, holder, it.memory_bytes))
         totals = {device_id: self.device.total_bytes}
         return admission_report(own, totals, [*self.holdings, *before]).devices[0]
 
@@ -129,24 +137,27 @@ class Shortage:
     """Why a replica found no place: what is wrong with the worker that came closest.
 
     `refusals` are (card, what is wrong with it) pairs; the card is empty where it is about no
-    single one.
+    single one. `shard_index` is of the part that found none; `offer_count` counts the workers that
+    were left for it.
     """
 
     replica_index: ReplicaIndex
     worker_id: WorkerId
     offer_count: int
     refusals: tuple[tuple[DeviceId, str], ...]
+    shard_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
     """Where the replicas go, and the sum for each card that one of them would lie on.
 
+    `places` has a place for each part of a replica, in shard order, each on a worker of its own.
     With a `shortage`, `places` has those that found a place before it, and `sums` has all cards
     of the worker that came closest besides.
     """
 
-    places: Mapping[ReplicaIndex, Place]
+    places: Mapping[ReplicaIndex, tuple[Place, ...]]
     sums: tuple[CardSum, ...] = ()
     shortage: Shortage | None = None
 
@@ -179,60 +190,98 @@ def place_replicas(
     Args:
         spec: what a replica needs.
         indexes: the replicas to place, ascending.
-        offers: builds the candidates afresh, at least one; what is placed is written into their
-            accounts.
+        offers: builds the candidates afresh, at least as many as a replica has workers; what is
+            placed is written into their accounts.
     """
-    needs = _needs(spec)
+    needs = [_needs(spec, shard_index) for shard_index in range(spec.worker_count)]
     placing = NOTHING_PLACED
     for prefer in (_emptiest_first, _fullest_first):
         candidates = offers()
-        places: dict[ReplicaIndex, Place] = {}
-        missing: ReplicaIndex | None = None
+        placed: dict[ReplicaIndex, tuple[Place, ...]] = {}
+        missing: _Missing | None = None
         for index in indexes:
-            place = _place_one(index, needs, candidates, prefer)
-            if place is None:
-                missing = index
+            found = _place_one(index, needs, candidates, prefer)
+            if isinstance(found, _Missing):
+                missing = found
                 break
-            places[index] = place
+            placed[index] = found
         if missing is None:
-            return Placing(places, _sums(candidates, places.values()))
-        placing = _short_of_room(spec, missing, needs, candidates, places)
+            return Placing(placed, _sums(candidates, placed.values()))
+        placing = _short_of_room(spec, missing, needs[missing.shard_index], candidates, placed)
     return placing
 
 
-def _needs(spec: DeploymentSpec) -> _Needs:
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """A part of a replica that found no place among `left`, the workers that have none of it."""
+
+    index: ReplicaIndex
+    shard_index: int
+    left: Sequence[Offer]
+
+
+def _needs(spec: DeploymentSpec, shard_index: int) -> _Needs:
     needs: dict[int, list[tuple[StageId, MemoryNeed]]] = {}
     for stage_id, stage in enumerate(spec.stages):
-        for number in stage.devices:
+        for number in stage.devices if stage.shard_count > shard_index else ():
             needs.setdefault(number, []).append((StageId(stage_id), stage.memory or MemoryNeed()))
     return dict(sorted(needs.items()))
 
 
 def _terms(
-    index: ReplicaIndex, wanted: Iterable[tuple[StageId, MemoryNeed]], card: Card
+    index: ReplicaIndex,
+    shard_index: int,
+    wanted: Iterable[tuple[StageId, MemoryNeed]],
+    card: Card,
 ) -> list[NewTerm]:
     total_bytes = card.device.total_bytes
-    return [NewTerm(index, stage_id, need, need.on_card(total_bytes)) for stage_id, need in wanted]
+    return [
+        NewTerm(index, stage_id, need, need.on_card(total_bytes), shard_index)
+        for stage_id, need in wanted
+    ]
 
 
 def _place_one(
     index: ReplicaIndex,
-    needs: _Needs,
+    needs: Sequence[_Needs],
     offers: Sequence[Offer],
     prefer: _Preference,
-) -> Place | None:
-    """Place one replica, and write it into the accounts of its cards."""
-    ranked = sorted(offers, key=lambda it: (it.replica_count, -it.free_bytes, it.worker_id))
+) -> tuple[Place, ...] | _Missing:
+    """Place one replica, and write it into the accounts of its cards.
+
+    The first part goes first: it wants all that the later ones want and more, so that whatever
+    worker takes it could take any other part, and none is lost to it by choosing badly.
+    """
+    left = sorted(offers, key=lambda it: (it.replica_count, -it.free_bytes, it.worker_id))
+    places: list[Place] = []
+    written: list[tuple[Account, NewTerm]] = []
+    for shard_index, wanted in enumerate(needs):
+        found = _first_fit(wanted, left, prefer)
+        if found is None:
+            for account, term in reversed(written):
+                account.take_back(term)
+            return _Missing(index, shard_index, left)
+        offer, chosen = found
+        left.remove(offer)
+        for number, card in chosen.items():
+            for term in _terms(index, shard_index, wanted[number], card):
+                card.account.add(term)
+                written.append((card.account, term))
+        devices = {number: card.device.device_id for number, card in chosen.items()}
+        places.append(Place(offer.worker_id, devices))
+    mine = {place.worker_id for place in places}
+    for offer in offers:
+        offer.replica_count += offer.worker_id in mine
+    return tuple(places)
+
+
+def _first_fit(
+    needs: _Needs, ranked: Iterable[Offer], prefer: _Preference
+) -> tuple[Offer, dict[int, Card]] | None:
     for offer in ranked:
         chosen = _match(needs, sorted(offer.cards, key=prefer))
-        if chosen is None:
-            continue
-        offer.replica_count += 1
-        for number, card in chosen.items():
-            for term in _terms(index, needs[number], card):
-                card.account.add(term)
-        devices = {number: card.device.device_id for number, card in chosen.items()}
-        return Place(offer.worker_id, devices)
+        if chosen is not None:
+            return offer, chosen
     return None
 
 
@@ -276,10 +325,13 @@ def _holds(card: Card, wanted: Iterable[tuple[StageId, MemoryNeed]]) -> bool:
     return card.account.held_bytes + need_bytes <= total_bytes
 
 
-def _sums(offers: Iterable[Offer], places: Iterable[Place]) -> tuple[CardSum, ...]:
-    """Return the sum of each card that one of `places` is on, by worker and card."""
+def _sums(offers: Iterable[Offer], placed: Iterable[tuple[Place, ...]]) -> tuple[CardSum, ...]:
+    """Return the sum of each card that one of `placed` is on, by worker and card."""
     used = {
-        (place.worker_id, device_id) for place in places for device_id in place.devices.values()
+        (place.worker_id, device_id)
+        for places in placed
+        for place in places
+        for device_id in place.devices.values()
     }
     return _in_order(
         _card_sum(offer, card)
@@ -301,29 +353,35 @@ def _in_order(sums: Iterable[CardSum]) -> tuple[CardSum, ...]:
 
 def _short_of_room(
     spec: DeploymentSpec,
-    missing: ReplicaIndex,
+    missing: _Missing,
     needs: _Needs,
     offers: Sequence[Offer],
-    places: Mapping[ReplicaIndex, Place],
+    placed: Mapping[ReplicaIndex, tuple[Place, ...]],
 ) -> Placing:
-    """Do the sums for the worker that came closest to taking `missing`."""
-    best = max(offers, key=lambda it: (min(len(it.cards), len(needs)), it.free_bytes))
+    """Do the sums for the worker that came closest to taking what is missing."""
+    left = missing.left
+    best = max(left, key=lambda it: (min(len(it.cards), len(needs)), it.free_bytes))
     closest = _sums_for(missing, needs, best)
     if len(best.cards) < len(needs):
         why = f"it needs {len(needs)} cards, and {best.worker_id} has {len(best.cards)} for it"
         refusals = [(NO_DEVICE, why)]
     else:
         refusals = [
-            (it.device.device_id, it.admission(spec.name, missing).refusal())
+            (
+                it.device.device_id,
+                it.admission(spec.name, missing.index, missing.shard_index).refusal(),
+            )
             for it in closest
             if it.is_over
         ] or [(NO_DEVICE, "its cards cannot be matched with those there")]
-    others = [it for it in _sums(offers, places.values()) if it.worker_id != best.worker_id]
-    shortage = Shortage(missing, best.worker_id, len(offers), tuple(refusals))
-    return Placing(places, _in_order([*closest, *others]), shortage)
+    others = [it for it in _sums(offers, placed.values()) if it.worker_id != best.worker_id]
+    shortage = Shortage(
+        missing.index, best.worker_id, len(left), tuple(refusals), missing.shard_index
+    )
+    return Placing(placed, _in_order([*closest, *others]), shortage)
 
 
-def _sums_for(missing: ReplicaIndex, needs: _Needs, offer: Offer) -> list[CardSum]:
+def _sums_for(missing: _Missing, needs: _Needs, offer: Offer) -> list[CardSum]:
     """Do the sums with the neediest number on the emptiest card, and so on down; all its cards."""
     cards = sorted(offer.cards, key=_emptiest_first)
     typical_bytes = max((card.device.total_bytes for card in cards), default=0)
@@ -331,6 +389,12 @@ def _sums_for(missing: ReplicaIndex, needs: _Needs, offer: Offer) -> list[CardSu
         needs.values(), key=lambda it: -sum(need.on_card(typical_bytes) for _, need in it)
     )
     return [
-        _card_sum(offer, card, _terms(missing, wanted[rank], card) if rank < len(wanted) else ())
+        _card_sum(
+            offer,
+            card,
+            _terms(missing.index, missing.shard_index, wanted[rank], card)
+            if rank < len(wanted)
+            else (),
+        )
         for rank, card in enumerate(cards)
     ]

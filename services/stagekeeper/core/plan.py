@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import DeviceId, ReplicaIndex, ReplicaKey, StageId, WorkerId
-from stagekeeper.core.model import DeploymentSpec
+from stagekeeper.core.model import DeploymentSpec, ShardRecord
 from stagekeeper.core.offers import UnfitWorker, build_offers, judge_workers
 from stagekeeper.core.placement import NOTHING_PLACED, Placing, Shortage, place_replicas
 from stagekeeper.core.planner import init_groups
@@ -158,19 +158,27 @@ def _taken_name(cluster: Cluster, spec: DeploymentSpec) -> Obstacle | None:
             Reason.DEPLOYMENT_EXISTS,
             f"{spec.name} exists with another spec: delete it, then deploy",
         )
-    names = [stage.name for stage in spec.stages]
     for replica in known.replicas:
         for shard in replica.shards:
-            record = shard.record
-            if record.stage_count != len(names) or names[record.stage_id] != record.stage_name:
+            if difference := _other_shape(spec, shard.record):
                 return Obstacle(
                     Reason.DEPLOYMENT_EXISTS,
-                    f"worker {shard.worker_id} runs another {spec.name} (stage "
-                    f"{record.stage_id} of {record.stage_count}, {record.stage_name!r}): "
+                    f"worker {shard.worker_id} runs another {spec.name} ({difference}): "
                     "delete it, then deploy",
                     worker_id=shard.worker_id,
                 )
     return None
+
+
+def _other_shape(spec: DeploymentSpec, record: ShardRecord) -> str:
+    """Say in what a reported shard is of another deployment than `spec`; nothing when in none."""
+    stages = spec.stages
+    is_known = record.stage_count == len(stages)
+    if not is_known or stages[record.stage_id].name != record.stage_name:
+        return f"stage {record.stage_id} of {record.stage_count}, {record.stage_name!r}"
+    if stages[record.stage_id].shard_count != record.shard_count:
+        return f"stage {record.stage_id}, {record.stage_name!r}, in {record.shard_count} shards"
+    return ""
 
 
 def _recovering(cluster: Cluster, now: float) -> Obstacle:
@@ -215,29 +223,34 @@ def _place(
 ) -> tuple[Placing, Obstacle | None]:
     """Find places. What the replicas of `gone` hold is free by then."""
     fit, unfit = judge_workers(cluster, spec)
-    if not fit:
-        return NOTHING_PLACED, _no_worker(spec, unfit)
+    if len(fit) < spec.worker_count:
+        return NOTHING_PLACED, _no_worker(spec, len(fit), unfit)
     placing = place_replicas(spec, starting, lambda: build_offers(cluster, spec, fit, gone))
     if placing.shortage is None:
         return placing, None
     return placing, _no_room(spec, len(starting), placing.shortage, unfit)
 
 
-def _no_worker(spec: DeploymentSpec, unfit: Sequence[UnfitWorker]) -> Obstacle:
+def _no_worker(spec: DeploymentSpec, fit_count: int, unfit: Sequence[UnfitWorker]) -> Obstacle:
     listed = "; ".join(f"{it.worker_id} {it.why}" for it in unfit[:UNFIT_SHOWN])
     more = len(unfit) - UNFIT_SHOWN
     listed += f"; and {more} more" if more > 0 else ""
+    how_many = "no worker can take"
+    if fit_count:
+        how_many = f"its shards want {spec.worker_count} workers, and only {fit_count} can take"
     if any(it.reason is Reason.SUPERVISOR_RECOVERING for it in unfit):
         return Obstacle(
             Reason.SUPERVISOR_RECOVERING,
-            f"no worker can take {spec.name} yet: {listed}",
+            f"{how_many} {spec.name} yet: {listed}",
             _unfit_parts(unfit),
             retry_after_s=RETRY_AFTER_S,
         )
-    if not unfit:
-        why = "no worker is registered: start an agent (stagekeeper agent), then deploy again"
+    if unfit:
+        why = f"{how_many} it: {listed}"
+    elif fit_count:
+        why = f"{how_many} it: start more agents (stagekeeper agent), then deploy again"
     else:
-        why = f"no worker can take it: {listed}"
+        why = "no worker is registered: start an agent (stagekeeper agent), then deploy again"
     return Obstacle(
         Reason.ADMISSION_REFUSED, f"{spec.name} cannot start: {why}", _unfit_parts(unfit)
     )
@@ -247,6 +260,10 @@ def _no_room(
     spec: DeploymentSpec, count: int, shortage: Shortage, unfit: Sequence[UnfitWorker]
 ) -> Obstacle:
     what = f"{spec.name} replica {shortage.replica_index}"
+    others = ""
+    if spec.worker_count > 1:
+        what = f"shard {shortage.shard_index} of {what}"
+        others = " other" if shortage.shard_index else ""
     aside = f" (of {count} to start; nothing is started)" if count > 1 else ""
     said = "; ".join(message for _, message in shortage.refusals[:CARDS_SHOWN])
     parts = [
@@ -260,7 +277,7 @@ def _no_room(
     ]
     return Obstacle(
         Reason.ADMISSION_REFUSED,
-        f"no room for {what}{aside} on any of {shortage.offer_count} workers; closest is "
+        f"no room for {what}{aside} on any of {shortage.offer_count}{others} workers; closest is "
         f"{shortage.worker_id}: {said}",
         (*parts, *_unfit_parts(unfit)),
         worker_id=shortage.worker_id,

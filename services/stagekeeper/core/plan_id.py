@@ -34,8 +34,8 @@ def plan_id_of(plan: Plan) -> str:
     """Return the id of a plan. Equal ids are equal plans, their refusals' wording aside."""
     placing = plan.placing
     places = [
-        [index, place.worker_id, sorted(place.devices.items())]
-        for index, place in sorted(placing.places.items())
+        [index, *([it.worker_id, sorted(it.devices.items())] for it in parts)]
+        for index, parts in sorted(placing.places.items())
     ]
     refusals = [[it.reason, it.worker_id, it.device_id] for it in plan.refusals]
     cards = [

@@ -1,9 +1,10 @@
-"""What agents are asked to stop or cancel, worked out from levels; and when a wish is settled.
+"""What agents are asked to stop, cancel or commit, by levels; and when a wish is settled.
 
 Decided here: which reported shards must go, which operations nobody runs any more, when a creation
-is over and when a deletion is done. Not decided here: when a command may be repeated (`pending`).
+is over and when a deletion is done. Not decided here: when a command may be repeated (`pending`),
+and that a start is committed (`starts`).
 
-Invariant: in HOLD nothing is wanted of anybody; what is only known from reports is never stopped
+Invariant: in HOLD nothing is stopped or cancelled; what is only known from reports is never stopped
 by itself; a shard that another set supersedes goes only while that set is READY on live workers.
 """
 
@@ -13,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from stagekeeper.core.cluster import Cluster
-from stagekeeper.core.commands import CancelOperation, StopSlot
-from stagekeeper.core.event_log import EventKind, of_replica
+from stagekeeper.core.commands import CancelOperation, CommitOperation, StopSlot
+from stagekeeper.core.event_log import EventKind
 from stagekeeper.core.ids import (
     DeploymentName,
     Generation,
@@ -25,8 +26,10 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.model import OperationRecord, ShardRecord
-from stagekeeper.core.operations import NO_GENERATION, FailureNote, interruption_note
+from stagekeeper.core.operations import NO_GENERATION, FailureNote, record_note
+from stagekeeper.core.starts import DELETED, give_up_missing
 from stagekeeper.core.states import OperationState, ReplicaState, ShardState, WorkerState
+from stagekeeper.core.worker_news import log_stop
 from stagekeeper.core.workers import Worker
 
 UNDER_WAY = frozenset(
@@ -41,13 +44,18 @@ UNDER_WAY = frozenset(
 
 WORKERS_NAMED = 5
 
-DELETED = "its deployment was deleted"
+FELL_APART = "the rest of its start is lost"
 SUPERSEDED = "a newer start of its replica is READY"
 
 
 def reconcile_worker(cluster: Cluster, worker: Worker) -> None:
-    """Work out anew what is wanted of one worker."""
+    """Work out anew what is wanted of one worker.
+
+    While the supervisor holds still, a decision that was taken before is carried out, and no more.
+    """
+    commits = _commits(cluster, worker)
     if cluster.is_recovering:
+        cluster.pending.want(worker.worker_id, commits)
         return
     cancels = _cancels(cluster, worker)
     stops: dict[SlotKey, StopSlot] = {}
@@ -60,26 +68,48 @@ def reconcile_worker(cluster: Cluster, worker: Worker) -> None:
             known = stops.get(record.slot)
             if known is None or known.up_to < up_to:
                 stops[record.slot] = StopSlot(worker.target, record.slot, up_to, reason)
-    cluster.pending.want(worker.worker_id, [*cancels.values(), *stops.values()])
+    cluster.pending.want(worker.worker_id, [*commits, *cancels.values(), *stops.values()])
 
 
 def _cancels(cluster: Cluster, worker: Worker) -> dict[OperationId, CancelOperation]:
     """Return the operations to cancel: those deleted meanwhile, and those that nobody runs."""
     cancels: dict[OperationId, CancelOperation] = {}
-    for operation in cluster.operations.of_worker(worker.worker_id):
-        if operation.is_cancelled:
-            operation_id = operation.plan.operation_id
-            cancels[operation_id] = CancelOperation(operation.target, operation_id, DELETED)
+    worker_id = worker.worker_id
+    for operation in cluster.operations.of_worker(worker_id):
+        target = operation.targets.get(worker_id)
+        if operation.is_cancelled and target and worker_id not in operation.cancelled:
+            operation_id = operation.operation_id
+            cancels[operation_id] = CancelOperation(target, operation_id, DELETED)
     for record in worker.checked.operations:
-        if record.state in UNDER_WAY and record.operation_id not in cluster.operations.by_id:
-            why = _interruption(record)
+        if record.state in UNDER_WAY and not cluster.operations.is_open(record.operation_id):
+            why = _interruption(cluster, record)
             cancels[record.operation_id] = CancelOperation(worker.target, record.operation_id, why)
-            note = interruption_note(record, worker.worker_id, why)
-            cluster.note_failure(record.replica, note)
+            cluster.note_failure(record.replica, record_note(record, worker_id, why))
     return cancels
 
 
-def _interruption(record: OperationRecord) -> str:
+def _commits(cluster: Cluster, worker: Worker) -> list[CommitOperation]:
+    """Return what a worker has to commit: parts of starts that were decided."""
+    commits = []
+    worker_id = worker.worker_id
+    for operation in cluster.operations.of_worker(worker_id):
+        start, target = operation.start, operation.targets.get(worker_id)
+        if (
+            operation.is_decided
+            and not operation.is_cancelled
+            and worker_id not in operation.committed
+            and target is not None
+            and start.replica.deployment in cluster.desired
+        ):
+            shard_index = start.worker_ids.index(worker_id)
+            elsewhere = [it for it in operation.peers if it.shard_index != shard_index]
+            commits.append(CommitOperation(target, start.part_of(worker_id), tuple(elsewhere)))
+    return commits
+
+
+def _interruption(cluster: Cluster, record: OperationRecord) -> str:
+    if record.operation_id in cluster.operations.condemned:
+        return FELL_APART
     if record.reason:
         return record.reason
     if record.state is OperationState.INTERRUPTED:
@@ -97,6 +127,8 @@ def _stop(cluster: Cluster, record: ShardRecord) -> tuple[Generation, str] | Non
     ceiling = cluster.tombstones.get(record.deployment)
     if ceiling is not None and record.generation <= ceiling:
         return ceiling, DELETED
+    if record.committed and record.operation_id in cluster.operations.condemned:
+        return record.generation, FELL_APART
     if desired is not None and _is_superseded(cluster, record):
         return record.generation, SUPERSEDED
     return None
@@ -124,21 +156,11 @@ def ask_due(cluster: Cluster, worker_ids: Iterable[WorkerId], now: float) -> Non
             cluster.work += due
 
 
-def log_stop(cluster: Cluster, stop: StopSlot) -> None:
-    """Tell that an agent is asked to stop a slot."""
-    worker_id, slot = stop.target.worker_id, stop.slot
-    cluster.log(
-        EventKind.STOP_REQUESTED,
-        f"worker {worker_id} is asked to stop stage {slot.stage_id} of {slot.replica}: "
-        f"{stop.reason}",
-        of_replica(slot.replica, worker_id, slot.stage_id),
-    )
-
-
 def end_recovery(cluster: Cluster) -> None:
     """Leave HOLD(RECOVERING): whoever is missing now is missing, and what was left is settled."""
     cluster.hold_until = None
     _log_end_of_recovery(cluster)
+    give_up_missing(cluster)
     for key, view in cluster.views.items():
         if view.state is not ReplicaState.READY:
             cluster.touched[key] = None
@@ -167,7 +189,7 @@ def _log_end_of_recovery(cluster: Cluster) -> None:
 
 def _note_interrupted_creation(cluster: Cluster, key: ReplicaKey) -> None:
     """Say why a replica is missing whose creation an earlier reign began and never settled."""
-    if key in cluster.notes:
+    if key in cluster.notes or key in cluster.operations.by_replica:
         return
     message = (
         f"the creation of {key} was interrupted by the end of the supervisor that ran it; deploy "

@@ -102,6 +102,7 @@ def context_of(cluster: Cluster, key: ReplicaKey) -> ReplicaContext:
         context.note = cluster.notes.get(key)
     operation = cluster.operations.by_replica.get(key)
     if operation is not None:
-        context.starting_on = operation.plan.worker_id
+        context.starting_on = operation.start.where
+        context.is_decided = operation.is_decided
         context.is_committed = operation.committed_at is not None
     return context

@@ -25,20 +25,19 @@ from stagekeeper.core.events import (
     WorkerRegistered,
 )
 from stagekeeper.core.failure_check import failure_problems
-from stagekeeper.core.ids import NO_EPOCH, OperationId
+from stagekeeper.core.ids import NO_EPOCH
 from stagekeeper.core.model import WorkerReport
-from stagekeeper.core.operations import FailureNote, Operation, interruption_note
+from stagekeeper.core.operations import record_note
 from stagekeeper.core.report_check import (
     CheckedReport,
     check_entries,
     check_slice,
 )
+from stagekeeper.core.starts import worker_reported
 from stagekeeper.core.states import OperationState, WorkerState
 from stagekeeper.core.worker_news import log_probe, log_registration, log_superseded
 from stagekeeper.core.workers import Worker
 
-RESTARTED = "its agent was restarted while it was under way"
-COMMITTED = "all of its stages are READY and committed"
 ENDED = frozenset({OperationState.ROLLED_BACK, OperationState.COMMITTED})
 
 
@@ -65,7 +64,7 @@ def worker_registered(
     _succeed(cluster, old, worker)
     cluster.put_claims(worker.worker_id, old.shards if old is not None else (), worker.shards)
     cluster.registration_count += 1
-    _judge_operations(cluster, worker)
+    worker_reported(cluster, worker)
     for failure in checked.failures:
         cluster.record_failure(failure)
     return _answer(cluster, worker)
@@ -145,44 +144,15 @@ def _succeed(cluster: Cluster, old: Worker | None, worker: Worker) -> None:
     cluster.work.append(ProbeAgent(worker.target))
 
 
-def _judge_operations(cluster: Cluster, worker: Worker) -> None:
-    """End the operations of this reign of which the report says all that there is to say."""
-    running = cluster.operations.of_worker(worker.worker_id)
-    if not running:
-        return
-    committed = committed_operations(worker)
-    for operation in running:
-        is_restarted = operation.target.incarnation != worker.incarnation
-        if operation.plan.operation_id in committed:
-            if is_restarted or operation.committed_at is not None:
-                cluster.finish(
-                    operation, None, f"{operation.plan.replica} has started: {COMMITTED}"
-                )
-        elif is_restarted:
-            cluster.finish(operation, _restart_note(worker, operation))
-
-
-def _restart_note(worker: Worker, operation: Operation) -> FailureNote:
-    plan = operation.plan
-    records = worker.checked.operations
-    record = next((it for it in records if it.operation_id == plan.operation_id), None)
-    return interruption_note(record or plan, worker.worker_id, RESTARTED)
-
-
-def committed_operations(worker: Worker) -> set[OperationId]:
-    """Return the operations of which a worker reports committed shards."""
-    return {record.operation_id for record in worker.shards if record.committed}
-
-
 def _answer(cluster: Cluster, worker: Worker) -> RegistrationAccepted:
     """Answer a registration; a late one is answered like the newest."""
     settled = []
     for record in worker.checked.operations:
-        if record.state in ENDED and record.operation_id not in cluster.operations.by_id:
+        if record.state in ENDED and not cluster.operations.is_open(record.operation_id):
             settled.append(record.operation_id)
             if record.state is OperationState.ROLLED_BACK:
                 why = record.reason or "it was rolled back"
-                note = interruption_note(record, worker.worker_id, why)
+                note = record_note(record, worker.worker_id, why)
                 cluster.note_failure(record.replica, note)
     return RegistrationAccepted(
         epoch=cluster.epoch,

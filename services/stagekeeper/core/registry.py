@@ -11,12 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from stagekeeper.core import outcomes, publishing, registration, wishes
+from stagekeeper.core import outcomes, publishing, registration, starts, wishes
 from stagekeeper.core.cluster import Cluster
-from stagekeeper.core.commands import AgentTarget, Command, Desired, PublishChange, Reply
+from stagekeeper.core.commands import (
+    AgentTarget,
+    Command,
+    Desired,
+    PublishChange,
+    Reply,
+    SavedOperation,
+)
 from stagekeeper.core.event_log import PublishEvent
 from stagekeeper.core.events import (
     AgentProbed,
+    CommitEnded,
     DeploymentDeleted,
     DeploymentRequested,
     Event,
@@ -24,6 +32,7 @@ from stagekeeper.core.events import (
     HeartbeatReceived,
     OperationCancelled,
     OperationEnded,
+    OperationStarted,
     SlotStopped,
     Ticked,
     WorkerRegistered,
@@ -65,6 +74,7 @@ class Registry:
         tombstones: names that were deleted, each with the highest generation that was to stop.
         roster: workers that were there before; they are waited for, never counted as alive.
         failures: recorded ones, oldest first.
+        operations: starts that were under way: they are joined once their workers are back.
         durable: whether what is wanted survives this process.
         now: monotonic seconds.
         is_new: nothing was ever kept here, so there is nobody to wait for. None: judged by
@@ -82,11 +92,12 @@ class Registry:
         tombstones: Mapping[DeploymentName, Generation] | None = None,
         roster: Collection[WorkerId] = (),
         failures: Iterable[Failure] = (),
+        operations: Iterable[SavedOperation] = (),
         durable: bool,
         now: float,
         is_new: bool | None = None,
     ) -> None:
-        wanted, deleted = tuple(desired), dict(tombstones or {})
+        wanted, deleted, begun = tuple(desired), dict(tombstones or {}), tuple(operations)
         self._cluster = Cluster(
             name=cluster,
             epoch=epoch,
@@ -97,8 +108,9 @@ class Registry:
             failures=failures,
             durable=durable,
             now=now,
-            is_new=not (wanted or deleted or roster) if is_new is None else is_new,
+            is_new=not (wanted or deleted or roster or begun) if is_new is None else is_new,
         )
+        starts.load(self._cluster, begun)
         rederive(self._cluster)
         publishing.begin(self._cluster)
 
@@ -144,8 +156,12 @@ class Registry:
                 return wishes.deployment_deleted(cluster, event, now)
             case AgentProbed():
                 registration.agent_probed(cluster, event, now)
+            case OperationStarted():
+                outcomes.operation_started(cluster, event, now)
             case OperationEnded():
                 outcomes.operation_ended(cluster, event, now)
+            case CommitEnded():
+                outcomes.commit_ended(cluster, event, now)
             case OperationCancelled():
                 outcomes.operation_cancelled(cluster, event, now)
             case SlotStopped():
@@ -280,7 +296,7 @@ class Registry:
         """Return how far a creation is; of an unknown name nothing starts and nothing failed."""
         cluster = self._cluster
         running = cluster.operations.of_deployment(name)
-        starting = {operation.plan.replica_index for operation in running}
+        starting = {operation.start.replica.index for operation in running}
         desired = cluster.desired.get(name)
         failures = [
             self._failure_of(view)

@@ -1,7 +1,7 @@
 """What a deployment's spec may say, checked whole: every wrong field at once.
 
-Decided here: what is wrong in a spec itself, what it asks for that is not built yet, and whether
-two specs are the same wish. Not decided here: whether there is room for it (`placement`).
+Decided here: what is wrong in a spec itself, and whether two specs are the same wish. Not decided
+here: whether there is room for it (`placement`).
 
 Invariant: a spec that passed can be written down, sent to an agent, and compared with itself.
 """
@@ -36,6 +36,7 @@ from stagekeeper.core.limits import (
     MOST_ENV,
     MOST_IN_FLIGHT,
     MOST_LIST_ENTRIES,
+    MOST_REPLICA_WORKERS,
     MOST_REPLICAS,
     MOST_STAGES,
 )
@@ -52,10 +53,9 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 @dataclass(slots=True)
 class _Problems:
-    """Problems as they are found; `later` are those that a later release will not have."""
+    """Problems as they are found."""
 
     wrong: list[FieldProblem] = field(default_factory=list)
-    later: list[FieldProblem] = field(default_factory=list)
 
     def add(self, path: str, problem: str) -> None:
         if problem:
@@ -66,8 +66,7 @@ def check_spec(spec: DeploymentSpec) -> None:
     """Check a spec.
 
     Raises:
-        Refused: TOO_LARGE, for its size alone. BAD_FIELD, with every wrong field. NOT_YET, when
-            nothing is wrong and it asks for what this release lacks.
+        Refused: TOO_LARGE, for its size alone. BAD_FIELD, with every wrong field.
     """
     size = _size(spec)
     if size > LARGEST_SPEC_CHARACTERS:
@@ -93,22 +92,16 @@ def check_spec(spec: DeploymentSpec) -> None:
         seen.setdefault(stage.name, index)
     if spec.entry and spec.entry not in seen:
         problems.add("entry", f"no stage is called {shown(spec.entry)}; there are {_listed(seen)}")
+    problems.add("placement.workers", _too_few_workers(spec))
     if problems.wrong:
-        raise bad_fields([*problems.wrong, *problems.later], "the spec")
-    if problems.later:
-        listed = "; ".join(str(problem) for problem in problems.later)
-        raise Refused(
-            Reason.NOT_YET,
-            f"the spec asks for what is not built yet: {listed}",
-            problems=problems.later,
-        )
+        raise bad_fields(problems.wrong, "the spec")
 
 
 def stage_problems(path: str, stage: StageSpec) -> list[FieldProblem]:
-    """Say what is wrong with one stage, and what of it is not built yet, for whoever starts it."""
+    """Say what is wrong with one stage, for whoever starts it."""
     problems = _Problems()
     _check_stage(path, stage, problems)
-    return [*problems.wrong, *problems.later]
+    return problems.wrong
 
 
 def model_problems(path: str, model: ModelInfo) -> list[FieldProblem]:
@@ -170,6 +163,18 @@ def _check_placement(placement: Placement, problems: _Problems) -> None:
         problems.add(f"placement.device_pool[{index}]", id_problem(device))
 
 
+def _too_few_workers(spec: DeploymentSpec) -> str:
+    """Say when the workers that a deployment may use are too few for its shards."""
+    workers = spec.placement.workers
+    if not workers or not spec.stages or len(workers) >= spec.worker_count:
+        return ""
+    most = max(spec.stages, key=lambda stage: stage.shard_count)
+    return (
+        f"names {len(workers)} workers, and stage {shown(most.name)} has {most.shard_count} "
+        "shards, each on a worker of its own: name more, or none"
+    )
+
+
 def _check_stage(path: str, stage: StageSpec, problems: _Problems) -> None:
     problems.add(f"{path}.name", name_problem(stage.name))
     problems.add(f"{path}.entrypoint", _entrypoint_problem(stage.entrypoint))
@@ -182,16 +187,7 @@ def _check_stage(path: str, stage: StageSpec, problems: _Problems) -> None:
         if seconds is not None:
             problems.add(f"{path}.{limit}", seconds_problem(seconds, may_be_zero=False))
     problems.add(f"{path}.max_in_flight", range_problem(stage.max_in_flight, 1, MOST_IN_FLIGHT))
-    if stage.shard_count > 1:
-        problems.later.append(
-            FieldProblem(
-                f"{path}.shard_count",
-                f"{stage.shard_count} shards are not built yet: leave it at 1, and give the stage "
-                "several devices of one worker",
-            )
-        )
-    elif stage.shard_count < 1:
-        problems.add(f"{path}.shard_count", f"{stage.shard_count} is below 1")
+    problems.add(f"{path}.shard_count", range_problem(stage.shard_count, 1, MOST_REPLICA_WORKERS))
 
 
 def _check_memory(path: str, stage: StageSpec, problems: _Problems) -> None:

@@ -65,6 +65,7 @@ class StartRun:
         parts: Mapping[WorkerId, Collection[StageId]],
         groups: Iterable[Sequence[StageId]],
     ) -> None:
+        self._parts = {worker_id: tuple(stage_ids) for worker_id, stage_ids in parts.items()}
         self._tracks = _tracks(parts, groups)
         self._position = [0] * len(self._tracks)
         self._orders: list[Order] = []
@@ -129,6 +130,17 @@ class StartRun:
         if isinstance(order, StartStages):
             for worker_id in self._starting_too(order.stage_ids):
                 self._undo(worker_id, is_urgent=True)
+        self._undo_the_rest()
+
+    def part_lost(self, worker_id: WorkerId) -> None:
+        """Note that a worker undoes its part by itself, though nothing was in flight there.
+
+        Shards of its stages that start elsewhere may be waiting for it, and are undone at once.
+        """
+        self._fail()
+        self._holders.add(worker_id)
+        for other_id in self._starting_too(self._parts[worker_id]):
+            self._undo(other_id, is_urgent=True)
         self._undo_the_rest()
 
     def undone(self, worker_id: WorkerId) -> None:

@@ -1,7 +1,8 @@
 """What users want: deployments created and deleted.
 
 Decided here: what taking a wish writes down and starts. Not decided here: whether it can be taken,
-which replicas start and where they go (`plan`), and how a deletion goes on (`reconcile`).
+which replicas start and where they go (`plan`), how a start goes on (`starts`) and a deletion
+(`reconcile`).
 
 Invariant: a wish that is refused is not wanted, and starts nothing; the intent is written down
 before anything is started or stopped.
@@ -17,23 +18,18 @@ from stagekeeper.core.commands import (
     CreationAccepted,
     DeletionAccepted,
     Desired,
-    StartOperation,
-    StopSlot,
 )
 from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.event_log import EventKind, Subject, of_replica
+from stagekeeper.core.event_log import EventKind, Subject
 from stagekeeper.core.events import DeploymentDeleted, DeploymentRequested
-from stagekeeper.core.ids import DeploymentName, ReplicaIndex, ReplicaKey, SlotKey, StageId
-from stagekeeper.core.model import DeploymentSpec, OperationPlan, StageStart
-from stagekeeper.core.operations import Operation
+from stagekeeper.core.ids import DeploymentName, ReplicaIndex, StageId
+from stagekeeper.core.model import DeploymentSpec, OperationPlan, ReplicaStart, StageStart
 from stagekeeper.core.placement import Place
 from stagekeeper.core.plan import plan_deployment
 from stagekeeper.core.plan_id import check_plan_id
-from stagekeeper.core.reconcile import log_stop
 from stagekeeper.core.spec_check import check_spec
-from stagekeeper.core.states import DeploymentState, ShardState
-
-STARTED_ANEW = "its replica is started anew"
+from stagekeeper.core.starts import advance, begin
+from stagekeeper.core.states import DeploymentState
 
 
 def deployment_requested(
@@ -69,7 +65,7 @@ def deployment_requested(
     if plan.starting:
         cluster.save_roster()  # whoever is given something is waited for by the next reign
     for index in plan.starting:
-        _start(cluster, wish, index, plan.placing.places[index])
+        begin(cluster, _start(cluster, wish, index, plan.placing.places[index]))
     return CreationAccepted(plan.starting)
 
 
@@ -94,58 +90,39 @@ def _reported_revision(cluster: Cluster, spec: DeploymentSpec) -> int:
     return known.spec_revision if known is not None else 0
 
 
-def _start(cluster: Cluster, wish: Desired, index: ReplicaIndex, place: Place) -> None:
-    """Put the start of one replica on the books, and have it carried out."""
+def _start(
+    cluster: Cluster, wish: Desired, index: ReplicaIndex, places: Sequence[Place]
+) -> ReplicaStart:
+    """Make the start of one replica: the k-th of its places has the k-th shards."""
     spec = wish.spec
     operation_id, generation = cluster.operations.mint(cluster.epoch)
-    plan = OperationPlan(
-        operation_id=operation_id,
-        deployment=spec.name,
-        replica_index=index,
-        generation=generation,
-        worker_id=place.worker_id,
-        stages=tuple(
-            StageStart(
-                StageId(number), stage, tuple(place.devices[device] for device in stage.devices)
+    return ReplicaStart(
+        tuple(
+            OperationPlan(
+                operation_id=operation_id,
+                deployment=spec.name,
+                replica_index=index,
+                generation=generation,
+                worker_id=place.worker_id,
+                stages=tuple(
+                    StageStart(
+                        StageId(number),
+                        stage,
+                        tuple(place.devices[device] for device in stage.devices),
+                        shard_index=shard_index,
+                        shard_count=stage.shard_count,
+                    )
+                    for number, stage in enumerate(spec.stages)
+                    if stage.shard_count > shard_index
+                ),
+                stage_count=len(spec.stages),
+                entry_stage_id=spec.entry_stage_id,
+                spec_revision=wish.spec_revision,
+                model=spec.model,
             )
-            for number, stage in enumerate(spec.stages)
-        ),
-        stage_count=len(spec.stages),
-        entry_stage_id=spec.entry_stage_id,
-        spec_revision=wish.spec_revision,
-        model=spec.model,
+            for shard_index, place in enumerate(places)
+        )
     )
-    target = cluster.workers[place.worker_id].target
-    cluster.notes.pop(plan.replica, None)
-    cluster.operations.add(Operation(plan, target))
-    cluster.touched[plan.replica] = None
-    cluster.log(
-        EventKind.START_BEGAN,
-        f"{plan.replica} starts on worker {plan.worker_id}: "
-        f"{', '.join(stage.name for stage in spec.stages)} (operation {operation_id})",
-        of_replica(plan.replica, plan.worker_id),
-    )
-    stops = _leftovers(cluster, plan.replica)
-    for stop in stops:
-        log_stop(cluster, stop)
-    cluster.work.append(StartOperation(target, plan, stops))
-
-
-def _leftovers(cluster: Cluster, key: ReplicaKey) -> tuple[StopSlot, ...]:
-    """Stop what is still reported of a replica, where its agent can be asked to."""
-    stops: dict[tuple[str, SlotKey], StopSlot] = {}
-    for worker_id, records in sorted(cluster.claims.get(key, {}).items()):
-        worker = cluster.workers[worker_id]
-        if not worker.takes_commands:
-            continue
-        for record in records:
-            known = stops.get((worker_id, record.slot))
-            is_highest = known is None or known.up_to < record.generation
-            if record.state is not ShardState.STOPPED and is_highest:
-                stops[worker_id, record.slot] = StopSlot(
-                    worker.target, record.slot, record.generation, STARTED_ANEW
-                )
-    return tuple(stops.values())
 
 
 def deployment_deleted(cluster: Cluster, event: DeploymentDeleted, now: float) -> DeletionAccepted:
@@ -171,6 +148,7 @@ def deployment_deleted(cluster: Cluster, event: DeploymentDeleted, now: float) -
         return DeletionAccepted()
     for operation in cluster.operations.of_deployment(name):
         operation.is_cancelled = True
-        cluster.due[operation.plan.worker_id] = None
+        cluster.due.update(dict.fromkeys(operation.start.worker_ids))
+        advance(cluster, operation)
     cluster.put_desired(replace(desired, is_deleting=True))
     return DeletionAccepted()

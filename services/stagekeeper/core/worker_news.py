@@ -1,4 +1,4 @@
-"""What is put down of workers: when they come, fall silent, return, are replaced, and answer.
+"""What is put down of workers: that they come, fall silent, return, answer, and are asked to stop.
 
 Decided here: the words, and what is said once only. Not decided here: the states themselves
 (`workers`, `registration`, `outcomes`).
@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from stagekeeper.core.cluster import Cluster
-from stagekeeper.core.event_log import EventKind, of_worker
+from stagekeeper.core.commands import StopSlot
+from stagekeeper.core.event_log import EventKind, of_replica, of_worker
 from stagekeeper.core.events import AgentProbed
 from stagekeeper.core.states import WorkerState
 from stagekeeper.core.workers import Worker
@@ -87,3 +88,14 @@ def log_probe(cluster: Cluster, worker: Worker, probed: AgentProbed) -> None:
     elif probed.is_reachable and worker.is_reachable is False:
         told = f"the agent of worker {worker.worker_id} answers at {address}"
         cluster.log(EventKind.AGENT_REACHED, told, about)
+
+
+def log_stop(cluster: Cluster, stop: StopSlot) -> None:
+    """Tell that an agent is asked to stop a slot."""
+    worker_id, slot = stop.target.worker_id, stop.slot
+    cluster.log(
+        EventKind.STOP_REQUESTED,
+        f"worker {worker_id} is asked to stop stage {slot.stage_id} of {slot.replica}: "
+        f"{stop.reason}",
+        of_replica(slot.replica, worker_id, slot.stage_id),
+    )

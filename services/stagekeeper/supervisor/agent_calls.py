@@ -139,8 +139,12 @@ class AgentCalls:
 
         await self.persist(command.target, attempt, limit_s=0.0)
 
-    async def cancel(self, command: CancelOperation, timeout_s: float) -> OperationRecord | None:
+    async def cancel(
+        self, command: CancelOperation, timeout_s: float, *, lets_finish: bool = False
+    ) -> OperationRecord | None:
         """Cancel an operation; return it as it ended, None when the agent does not know it.
+
+        `lets_finish`: what is in flight there ends by itself first.
 
         Raises:
             AgentError: something of it may still be there.
@@ -151,6 +155,7 @@ class AgentCalls:
                 header=self.header(target),
                 operation_id=command.operation_id,
                 reason=command.reason,
+                lets_finish=lets_finish,
             )
             async with self.channels.agent(target.address) as agent:
                 return await agent.CancelOperation(request, timeout=timeout_s)

@@ -158,6 +158,7 @@ class Supervisor:
             endpoint=self.endpoint,
             workers=self.worker_address,
             deployments=len(stored.desired),
+            operations=len(stored.operations),
             awaited_workers=len(stored.roster),
         )
 
@@ -185,6 +186,7 @@ class Supervisor:
             tombstones=stored.tombstones,
             roster=stored.roster,
             failures=stored.failures,
+            operations=stored.operations,
             durable=store.is_durable,
             now=self._clock.monotonic(),
             is_new=is_new,

@@ -19,15 +19,20 @@ import structlog
 from stagekeeper.core.commands import (
     CancelOperation,
     Command,
+    CommitOperation,
+    EndRun,
     EntombDeployment,
     HeartbeatAnswered,
     LookForReign,
     ProbeAgent,
     PublishChange,
+    RejoinOperation,
+    RemoveOperation,
     Reply,
     SaveDeployment,
     SaveEpoch,
     SaveFailure,
+    SaveOperation,
     SaveRoster,
     StartOperation,
     StopSlot,
@@ -47,8 +52,24 @@ _log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Reply)
 
-_WRITES = (SaveDeployment, EntombDeployment, SaveEpoch, SaveFailure)
-_WORK = (ProbeAgent, StopSlot, StartOperation, CancelOperation, LookForReign)
+_WRITES = (
+    SaveDeployment,
+    EntombDeployment,
+    SaveEpoch,
+    SaveFailure,
+    SaveOperation,
+    RemoveOperation,
+)
+_WORK = (
+    ProbeAgent,
+    StopSlot,
+    StartOperation,
+    RejoinOperation,
+    EndRun,
+    CommitOperation,
+    CancelOperation,
+    LookForReign,
+)
 
 
 class Engine:
@@ -197,6 +218,8 @@ class Engine:
                 self._stored_epoch = write.epoch
             elif isinstance(write, SaveDeployment):
                 crash_points.reached("desired-written")
+            elif isinstance(write, SaveOperation) and write.saved.is_decided:
+                crash_points.reached("commit-decided")
 
     def _fail(self, error: StoreFailed) -> None:
         if isinstance(error, EpochLost):

@@ -6,7 +6,7 @@ Invariant: nothing is decided here; what the core planned is what is sent.
 from __future__ import annotations
 
 from stagekeeper.core.ids import ReplicaIndex
-from stagekeeper.core.placement import CardSum
+from stagekeeper.core.placement import CardSum, Place
 from stagekeeper.core.plan import Plan, PlannedGroup
 from stagekeeper.core.plan_id import plan_id_of
 from stagekeeper.runtime.convert import memory_need_to_proto
@@ -44,12 +44,22 @@ def _group(group: PlannedGroup, plan: Plan) -> deployment_pb2.StageGroup:
 
 
 def _replica(index: ReplicaIndex, plan: Plan) -> deployment_pb2.PlannedReplica:
-    place = plan.placing.places.get(index)
-    if place is None:
+    places = plan.placing.places.get(index)
+    if places is None:
         return deployment_pb2.PlannedReplica(replica_index=index)
+    parts = [_part(number, place, plan) for number, place in enumerate(places)]
+    first = parts[0]
     return deployment_pb2.PlannedReplica(
-        replica_index=index,
+        replica_index=index, worker_id=first.worker_id, cards=first.cards, parts=parts
+    )
+
+
+def _part(shard_index: int, place: Place, plan: Plan) -> deployment_pb2.PlannedPart:
+    stages = enumerate(plan.spec.stages)
+    return deployment_pb2.PlannedPart(
         worker_id=place.worker_id,
+        shard_index=shard_index,
+        stage_ids=[stage_id for stage_id, it in stages if it.shard_count > shard_index],
         cards=[
             deployment_pb2.PlannedCard(device=number, device_id=device_id)
             for number, device_id in sorted(place.devices.items())
@@ -72,6 +82,7 @@ def _device(card: CardSum, plan: Plan) -> deployment_pb2.PlannedDevice:
                 stage_name=plan.spec.stages[term.stage_id].name,
                 memory_bytes=term.memory_bytes,
                 need=memory_need_to_proto(term.need),
+                shard_index=term.shard_index,
             )
             for term in card.terms
         ],

@@ -1,4 +1,4 @@
-"""What survives the supervisor: deployments, the epoch, tombstones, failures, and the roster.
+"""What survives the supervisor: deployments, starts under way, tombstones, failures, the roster.
 
 Decided here: that a write of a reign that is over is refused, and what becomes of damage. Every
 write is conditional on the stored epoch being the writer's own. A row that cannot be read is set
@@ -23,9 +23,12 @@ import structlog
 from stagekeeper.core.commands import (
     Desired,
     EntombDeployment,
+    RemoveOperation,
     SaveDeployment,
+    SavedOperation,
     SaveEpoch,
     SaveFailure,
+    SaveOperation,
     Write,
 )
 from stagekeeper.core.ids import NO_EPOCH, DeploymentName, Epoch, Generation, WorkerId
@@ -60,6 +63,7 @@ class Stored:
     tombstones: dict[DeploymentName, Generation] = field(default_factory=dict)
     roster: tuple[WorkerId, ...] = ()
     failures: tuple[Failure, ...] = ()
+    operations: tuple[SavedOperation, ...] = ()
     is_new: bool = True
     quarantined: tuple[str, ...] = ()
 
@@ -216,6 +220,11 @@ class SqliteStore:
             ).lastrowid
             oldest_kept = (last or 0) - self._failure_limit
             execute("DELETE FROM failures WHERE seq <= ?", (oldest_kept,))
+        elif isinstance(write, SaveOperation):
+            row = rows.operation_to_row(write.saved)
+            execute("INSERT OR REPLACE INTO operations VALUES (?,?,?,?)", row)
+        elif isinstance(write, RemoveOperation):
+            execute("DELETE FROM operations WHERE operation_id = ?", (write.operation_id,))
         else:
             self._write_roster(set(write.worker_ids))
 
@@ -242,6 +251,7 @@ class SqliteStore:
         desired = tuple(self._rows("deployments", "name", rows.desired_from_row))
         tombstones = dict(self._rows("tombstones", "rowid", rows.tombstone_from_row))
         failures = tuple(self._rows("failures", "seq", rows.failure_from_row))
+        operations = tuple(self._rows("operations", "operation_id", rows.operation_from_row))
         roster = tuple(self._rows("roster", "worker_id", rows.worker_id_from_row))
         return Stored(
             epoch=epoch,
@@ -249,6 +259,7 @@ class SqliteStore:
             tombstones=tombstones,
             roster=roster,
             failures=failures,
+            operations=operations,
             is_new=epoch == NO_EPOCH and not self._damage,
             quarantined=tuple(self._damage),
         )
@@ -333,9 +344,10 @@ def _open(path: Path) -> sqlite3.Connection:
                 f"{path} was written by a later release (schema {version}, this one knows "
                 f"{rows.SCHEMA_VERSION}): use that release, or another --state-dir"
             )
-        if version == 0:
+        if version < rows.SCHEMA_VERSION:
+            change = rows.MIGRATIONS[version]
             connection.executescript(
-                f"BEGIN; {rows.SCHEMA} PRAGMA user_version = {rows.SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN; {change} PRAGMA user_version = {rows.SCHEMA_VERSION}; COMMIT;"
             )
     except BaseException:
         connection.close()

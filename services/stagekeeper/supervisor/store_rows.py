@@ -6,25 +6,30 @@ row that does not come out as it went in raises `RowDamaged`; nothing is guessed
 
 from __future__ import annotations
 
+import struct
 import zlib
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from stagekeeper.core.commands import Desired
+from stagekeeper.core.commands import Desired, SavedOperation
 from stagekeeper.core.errors import Refused
 from stagekeeper.core.ids import DeploymentName, Epoch, Generation, WorkerId
-from stagekeeper.core.model import Failure
+from stagekeeper.core.model import Failure, OperationPlan, Peer, ReplicaStart
 from stagekeeper.core.names import name_problem
 from stagekeeper.runtime.convert import (
     failure_from_proto,
     failure_to_proto,
+    peer_from_proto,
+    plan_from_proto,
+    plan_to_proto,
     spec_from_proto,
     spec_to_proto,
 )
+from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import types_pb2 as pb2
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE epoch (
     id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL, supervisor_id TEXT NOT NULL
@@ -48,10 +53,21 @@ CREATE TABLE quarantine (
     content TEXT NOT NULL, why TEXT NOT NULL
 );
 """
+OPERATIONS_SCHEMA = """
+CREATE TABLE operations (
+    operation_id TEXT PRIMARY KEY, parts BLOB NOT NULL, is_decided INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+);
+"""
+MIGRATIONS = {0: SCHEMA + OPERATIONS_SCHEMA, 1: OPERATIONS_SCHEMA}
+"""By the version that a file has: what makes it one of this version. 0 is a new file."""
 LARGEST_INTEGER = 2**63 - 1
 """SQLite's; the protocol's numbers are unsigned, and none of ours comes near."""
 
 Row = tuple[Any, ...]
+
+_LENGTHS = ">II"
+"""Of a worker's id and of its part, before both."""
 
 
 class RowDamaged(ValueError):
@@ -128,6 +144,45 @@ def failure_from_row(row: Row) -> Failure:
     if failure.failure_id != failure_id:
         raise RowDamaged(f"its failure is {failure.failure_id!r}")
     return failure
+
+
+def operation_to_row(saved: SavedOperation) -> Row:
+    """Write a start as the requests that its workers are sent, each with the length before it."""
+    body = b""
+    for part in saved.start.parts:
+        request = plan_to_proto(
+            part, agent_pb2.CommandHeader(), agent_pb2.OPERATION_STEP_COMMIT, peers=saved.peers
+        )
+        worker_id = part.worker_id.encode()
+        message = request.SerializeToString(deterministic=True)
+        body += struct.pack(_LENGTHS, len(worker_id), len(message)) + worker_id + message
+    return (saved.start.operation_id, body, saved.is_decided, zlib.crc32(body))
+
+
+def operation_from_row(row: Row) -> SavedOperation:
+    """Read a row of `operations`.
+
+    Raises:
+        RowDamaged: it is not what was written.
+    """
+    operation_id, body, is_decided, checksum = row
+    _check_body(body, checksum)
+    parts: list[OperationPlan] = []
+    peers: tuple[Peer, ...] = ()
+    try:
+        while body:
+            id_size, size = struct.unpack_from(_LENGTHS, body)
+            at = struct.calcsize(_LENGTHS)
+            worker_id = WorkerId(body[at : at + id_size].decode())
+            request = agent_pb2.InitStageRequest.FromString(body[at + id_size :][:size])
+            parts.append(plan_from_proto(request, worker_id))
+            peers = tuple(peer_from_proto(peer) for peer in request.peers)
+            body = body[at + id_size + size :]
+    except (DecodeError, Refused, struct.error, UnicodeDecodeError) as error:
+        raise RowDamaged(f"its parts cannot be read: {error}") from error
+    if not parts or any(part.operation_id != operation_id for part in parts):
+        raise RowDamaged("its parts are of another operation")
+    return SavedOperation(ReplicaStart(tuple(parts)), bool(is_decided), peers)
 
 
 def worker_id_from_row(row: Row) -> WorkerId:

@@ -104,15 +104,17 @@ def _groups(plan: pb2.PlanDeploymentResponse) -> Table:
 
 
 def _replicas(plan: pb2.PlanDeploymentResponse) -> Table:
-    rows: list[tuple[str, str, str]] = [
-        (
-            str(replica.replica_index),
-            replica.worker_id or "nowhere",
-            ", ".join(f"{card.device} is {card.device_id}" for card in replica.cards)
-            or ("none needed" if replica.worker_id else "no room"),
-        )
-        for replica in plan.replicas
-    ]
+    rows: list[tuple[str, str, str]] = []
+    for replica in plan.replicas:
+        index = str(replica.replica_index)
+        first = pb2.PlannedPart(worker_id=replica.worker_id, cards=replica.cards)
+        parts = list(replica.parts) or ([first] if replica.worker_id else [])
+        if not parts:
+            rows.append((index, "nowhere", "no room"))
+        for part in parts:
+            cards = ", ".join(f"{card.device} is {card.device_id}" for card in part.cards)
+            shard = f"shard {part.shard_index}: " if len(parts) > 1 else ""
+            rows.append((index, part.worker_id, f"{shard}{cards or 'none needed'}"))
     rows += [(str(index), "-", "left alone") for index in plan.kept_replicas]
     rows.sort(key=lambda row: int(row[0]))
     return Table(("REPLICA", "WORKER", "ITS CARDS"), as_rows(rows))
@@ -145,7 +147,8 @@ def _card(device: pb2.PlannedDevice) -> CardText:
 
 
 def _new(term: pb2.PlannedTerm, total_bytes: int) -> Entry:
-    note = f"{term.replica_index}/{term.stage_name}: {need_text(term.need, total_bytes)}"
+    shard = f"[{term.shard_index}]" if term.shard_index else ""
+    note = f"{term.replica_index}/{term.stage_name}{shard}: {need_text(term.need, total_bytes)}"
     return Entry("new", term.memory_bytes, note)
 
 

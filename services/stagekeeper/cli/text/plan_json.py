@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from stagekeeper.v1 import deployment_service_pb2 as pb2
@@ -46,8 +47,21 @@ def _replica(replica: pb2.PlannedReplica) -> dict[str, Any]:
     return {
         "replica_index": replica.replica_index,
         "worker_id": replica.worker_id or None,
-        "cards": [{"card": it.device, "device_id": it.device_id} for it in replica.cards],
+        "cards": _cards(replica.cards),
+        "parts": [
+            {
+                "worker_id": part.worker_id,
+                "shard_index": part.shard_index,
+                "stage_ids": list(part.stage_ids),
+                "cards": _cards(part.cards),
+            }
+            for part in replica.parts
+        ],
     }
+
+
+def _cards(cards: Iterable[pb2.PlannedCard]) -> list[dict[str, Any]]:
+    return [{"card": it.device, "device_id": it.device_id} for it in cards]
 
 
 def _device(device: pb2.PlannedDevice) -> dict[str, Any]:
@@ -64,6 +78,7 @@ def _device(device: pb2.PlannedDevice) -> dict[str, Any]:
                 "stage_id": term.stage_id,
                 "stage": term.stage_name,
                 "memory_bytes": term.memory_bytes,
+                "shard_index": term.shard_index,
                 **_need(term.need),
             }
             for term in device.stages
