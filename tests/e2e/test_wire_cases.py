@@ -22,7 +22,7 @@ from stagekeeper.v1 import types_pb2
 from tests.e2e.specs import echo
 from tests.e2e.traffic import traffic
 from tests.fakes.rpc_relay import RpcRelay
-from tests.fakes.tcp_proxy import DOWN, UP, TcpProxy
+from tests.fakes.tcp_proxy import DOWN, NOBODY, UP, Direction, TcpProxy
 from tests.harness.processes import Program
 from tests.harness.waiting import wait_for
 from tests.harness.wires import WiredCluster
@@ -125,13 +125,13 @@ async def test_recovery_R35_black_holed_agent_connection_is_replaced_by_the_hear
 
 @pytest.mark.parametrize("way", [UP, DOWN])
 async def test_one_way_failure_of_an_agents_connection_is_noticed(
-    wired: WiredCluster, way: object
+    wired: WiredCluster, way: Direction
 ) -> None:
     await wired.start_supervisor()
     agent = await wired.start_agent()
     async with wired.beside() as client:
         await beats(client, 1)
-        wired.beats.lose_established(UP if way is UP else DOWN)
+        wired.beats.lose_established(way)
         await over_connections(agent, 2)
         await beats(client, 2)
 
@@ -287,9 +287,8 @@ async def test_recovery_R34_agent_is_back_at_once_after_a_long_outage(wired: Wir
     agent = await wired.start_agent()
     async with wired.beside() as client:
         await beats(client, 1)
-        away = TcpProxy().url  # nothing: every flow is closed as soon as it is accepted
-        wired.looks.move(away)
-        wired.beats.move(away, reset_old=True)
+        wired.looks.move(NOBODY)  # every flow is reset as soon as it is accepted
+        wired.beats.move(NOBODY, reset_old=True)
         began = time.monotonic()
         await wait_for(lambda: time.monotonic() - began > 10.0, "an outage of 10 s")
         attempts = [at for at in wired.looks.accepted_at if at > began + 2.0]
