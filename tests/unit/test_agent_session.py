@@ -202,6 +202,24 @@ async def test_supervisor_of_another_cluster_is_sent_nothing_and_asked_slowly(wo
     assert world.authority.reign is None
 
 
+async def test_recovery_R13_heartbeat_answered_by_another_cluster_ends_the_connection_alone(world):
+    """It took the port of our supervisor: nothing is put to it, and our reign is obeyed still."""
+    await world.run()
+    reign = world.authority.reign
+    world.network.answers["heartbeat"] = lambda request: pb.HeartbeatResponse(
+        verdict=pb.HEARTBEAT_VERDICT_WRONG_CLUSTER
+    )
+    world.network.cluster = "other"
+
+    await world.clock.advance(60)
+
+    assert world.task is not None and not world.task.done()
+    assert len(world.network.registrations) == 1
+    assert len(world.network.heartbeats) == 1
+    assert world.network.open_links == 0
+    assert world.authority.reign == reign
+
+
 # --- losing it
 
 

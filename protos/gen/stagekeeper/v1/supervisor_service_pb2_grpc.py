@@ -72,11 +72,12 @@ class SupervisorServiceServicer:
 
         Codes: FAILED_PRECONDITION WRONG_CLUSTER: look at --cluster and --endpoint; nothing was kept.
         ABORTED STALE_INCARNATION (metadata `highest_incarnation`): another agent of this worker id is
-        newer. With RetryInfo it is under a living lease: wait, then register again. Without it, the one
-        that holds the host's lock registers again with that + 1, and any other ends its authority and
-        stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id under a
-        living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-        malformed. A worker that has seen a higher reign raises this supervisor's own above it.
+        newer, or counts the same incarnation at another address. With RetryInfo it is under a living
+        lease: wait, then register again. Without it, the one that holds the host's lock registers again
+        with that + 1, and any other ends its authority and stops no stage. ALREADY_EXISTS
+        WORKER_ID_IN_USE: another host holds this worker id under a living lease; choose another.
+        INVALID_ARGUMENT BAD_FIELD: the slice itself is malformed. A worker that has seen a higher
+        reign raises this supervisor's own above it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
