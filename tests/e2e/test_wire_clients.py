@@ -148,6 +148,7 @@ async def test_recovery_R33_name_that_moves_while_its_old_address_swallows_packe
             wired.beats.lose_established()
             assert (await client.list(timeout=NOTICED_S)).complete
             assert new.connection_count >= 1
+            await wired.workers_alive(1, beside)
             await beside.deploy(echo("after"))
             await wait_for(
                 lambda: client.routes.has_route("after", None), "the watch", within_s=NOTICED_S
