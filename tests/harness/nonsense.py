@@ -51,6 +51,14 @@ LARGEST = {
 }
 
 
+FUZZED = {
+    "supervisor": ("DiscoveryService", "DeploymentService", "SupervisorService"),
+    "agent": ("AgentService",),
+    "stage": ("StageService", "StageControlService"),
+}
+"""Whose rpcs are sent nonsense, by the process that serves them: each that the contract has."""
+
+
 def services() -> dict[str, ServiceDescriptor]:
     """Return every service of the contract by its name, found in the generated modules."""
     found = {}
@@ -61,10 +69,10 @@ def services() -> dict[str, ServiceDescriptor]:
     return found
 
 
-def methods(*names: str) -> list[MethodDescriptor]:
-    """Return every rpc of these services."""
+def methods(process: str) -> list[MethodDescriptor]:
+    """Return every rpc that a kind of process serves."""
     known = services()
-    return [method for name in names for method in known[name].methods]
+    return [method for name in FUZZED[process] for method in known[name].methods]
 
 
 def label(method: MethodDescriptor) -> str:

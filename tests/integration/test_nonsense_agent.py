@@ -24,7 +24,7 @@ from tests.harness.nonsense import label, methods
 from tests.harness.verdicts import Verdict
 from tests.harness.waiting import wait_for
 
-METHODS = methods("AgentService")
+METHODS = methods("agent")
 KEPT = "kept"
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from stagekeeper.core.errors import Reason
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb
 from stagekeeper.v1 import stage_service_pb2, types_pb2
 from tests.harness.fuzzing import LONG, QUICK, Effort, Target
 from tests.harness.nonsense import Nonsense, label, methods
 from tests.harness.stage_process import StageProcess
-from tests.harness.verdicts import Verdict
+from tests.harness.verdicts import Verdict, verdict_of
 
-SERVICES = ("StageService", "StageControlService")
-METHODS = methods(*SERVICES)
+METHODS = methods("stage")
 
 
 def sound(method: MethodDescriptor, stage: StageProcess) -> Message:
@@ -91,3 +92,20 @@ async def test_nonsense_is_answered_or_refused_with_a_reason_and_changes_nothing
 @pytest.mark.parametrize("method", METHODS, ids=label)
 async def test_much_nonsense_is_answered_or_refused_with_a_reason(method):
     await endure(method, LONG)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_stage_says_of_itself_is_told_also_where_it_is_no_text(fails):
+    arguments = '{"fails": true}' if fails else "{}"
+    async with StageProcess("stage_cases:OddWords", args_json=arguments) as stage:
+        over = types_pb2.SHARD_STATE_FAILED if fails else types_pb2.SHARD_STATE_READY
+        told = await stage.until(lambda it: it.state == over)
+        if fails:
+            assert told.error == "FileNotFoundError: no file ?"
+            return
+        await stage.ready()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stage.call("fail")
+    refused = verdict_of(caught.value, "fail")
+    assert refused.reason == Reason.ENDPOINT_RAISED
+    assert refused.message.endswith("ValueError: no ?")

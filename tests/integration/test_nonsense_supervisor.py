@@ -35,8 +35,7 @@ from tests.harness.nonsense import label, methods
 from tests.harness.verdicts import Verdict
 from tests.harness.waiting import wait_for
 
-SERVICES = ("DiscoveryService", "DeploymentService", "SupervisorService")
-METHODS = methods(*SERVICES)
+METHODS = methods("supervisor")
 CALM = {"heartbeat_s": 100.0, "lease_s": 1_000.0, "lost_s": 2_000.0}
 """Nobody falls silent: nothing changes unless it is made to."""
 

@@ -628,3 +628,22 @@ async def test_stopping_it_leaves_no_link_and_no_task(world):
     await world.stop()
 
     assert world.network.open_links == 0
+
+
+async def test_failure_that_is_refused_for_good_is_dropped_and_loses_no_connection(world):
+    """An earlier release may have spooled what this supervisor does not take."""
+
+    def refuse(request):
+        raise CallFailed("too long", code="INVALID_ARGUMENT", reason="BAD_FIELD")
+
+    world.network.answers["report"] = refuse
+    await world.run()
+    connection = world.session.connection
+    world.failures[FailureId("f")] = failure("f")
+    world.slice.changed()
+
+    await world.clock.advance(20)
+
+    assert world.session.connection is connection
+    assert world.failures == {}
+    assert len(world.network.reports) == 1
