@@ -19,6 +19,9 @@ from google.protobuf.message import DecodeError, Message
 
 import stagekeeper.v1
 
+Field = Any
+"""A FieldDescriptor: the types of the two that there are do not go together."""
+
 DEEPEST = 6
 """Messages in messages; a failure may cause another one for ever."""
 
@@ -105,8 +108,8 @@ def each_field(
         chance.shuffle(tries)
         for edge in tries[:values]:
             request = sound()
-            field = _put(request, path, edge)
-            yield Nonsense(request.SerializeToString(), f"{field} = {_short(edge)}")
+            where = _put(request, path, edge)
+            yield Nonsense(request.SerializeToString(), f"{where} = {_short(edge)}")
     for field in sound().DESCRIPTOR.fields:
         request = sound()
         request.ClearField(field.name)
@@ -178,7 +181,7 @@ def _paths(message: Message, depth: int = 0) -> Iterator[Path]:
             yield from ((field.name, *rest) for rest in _paths(inner, depth + 1))
 
 
-def _first(message: Message, field: FieldDescriptor, *, make: bool) -> Message | None:
+def _first(message: Message, field: Field, *, make: bool) -> Message | None:
     value: Any = getattr(message, field.name)
     if not field.is_repeated:
         return value if make or message.HasField(field.name) else None
@@ -187,18 +190,18 @@ def _first(message: Message, field: FieldDescriptor, *, make: bool) -> Message |
     return value.add() if make else None
 
 
-def _field_at(message: Message, path: Path) -> FieldDescriptor:
-    descriptor = message.DESCRIPTOR
+def _field_at(message: Message, path: Path) -> Field:
+    descriptor: Any = message.DESCRIPTOR
     for name in path[:-1]:
         descriptor = descriptor.fields_by_name[name].message_type
     return descriptor.fields_by_name[path[-1]]
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def _is_map(field: Field) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def _edges(field: FieldDescriptor) -> list[Any]:
+def _edges(field: Field) -> list[Any]:
     if _is_map(field):
         keys = ["A", "", "1A", "STAGEKEEPER_X", "A" * 300, "A=B", "a\0b", "🦙", "PATH"]
         return [{key: text} for key in keys for text in ("x", "a\0b", "x" * HUGE)] + [
@@ -215,7 +218,7 @@ def _edges(field: FieldDescriptor) -> list[Any]:
     return _scalars(field)
 
 
-def _scalars(field: FieldDescriptor) -> list[Any]:
+def _scalars(field: Field) -> list[Any]:
     kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_STRING:
         return list(BYTES if field.type == FieldDescriptor.TYPE_BYTES else TEXTS)
@@ -248,7 +251,7 @@ def _put(message: Message, path: Path, edge: Any) -> str:
     return ".".join(path)
 
 
-def _fill(message: Message, field: FieldDescriptor, values: list[Any]) -> None:
+def _fill(message: Message, field: Field, values: list[Any]) -> None:
     """Fill a list; messages in it are those that were there, again and again, or empty ones."""
     there: Any = getattr(message, field.name)
     if field.message_type is None:

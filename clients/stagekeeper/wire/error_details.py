@@ -61,7 +61,7 @@ def pack(
     """Make the trailing metadata that carries an error; for `context.abort`.
 
     Long values of `metadata` lose their beginning (a traceback ends with what matters), a long list
-    of violations its end, and the message stays as it is up to about 2 KiB. Each cut is marked, that
+    of violations its end, and a message stays as it is up to about 2 KiB. Each cut is marked: that
     of a list by a last violation, of no field, which says how many more there are.
     """
     message = fit_message(message)
