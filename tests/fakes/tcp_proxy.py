@@ -22,17 +22,18 @@ from collections import Counter
 from tests.fakes.http2_reply import Direction, ReplySwallower
 from tests.fakes.tcp_flow import DOWN, UP, Conditions, Flow
 
-__all__ = ["DOWN", "UP", "Direction", "TcpProxy"]
+__all__ = ["DOWN", "NOBODY", "UP", "Direction", "TcpProxy"]
 
 BOTH: tuple[Direction, ...] = (UP, DOWN)
 NOBODY = "127.0.0.1:1"
+"""A target at which nobody listens."""
 
 
 class TcpProxy:
     """Forwards to `target` (`host:port`), and does it badly when told to.
 
-    `async with TcpProxy(target) as proxy`, or `start` and `stop`. Without a target, or with one
-    where nobody listens, a new flow is closed as soon as it is accepted.
+    `async with TcpProxy(target) as proxy`, or `start` and `stop`. With a target where nobody
+    listens a new flow is reset as soon as it is accepted.
 
     Attributes:
         url: where it listens; stays the same, whatever its target is.

@@ -51,7 +51,7 @@ async def test_recovery_R22_call_to_an_earlier_life_ends_when_the_next_registers
         creation = asyncio.create_task(client.deploy(spec(), timeout=60))
         await wait_for(lambda: "START m/0" in old.calls, "the start is under way")
 
-        # Of the operation it knows nothing (its state directory is another one), so there is nothing
+        # It knows nothing of the operation (its state directory is another one): there is nothing
         # to cancel either.
         await HandWorker(supervisor.endpoint, incarnation=2).register()
 

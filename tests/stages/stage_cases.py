@@ -26,6 +26,22 @@ class Unreadable(Exception):
         raise ZeroDivisionError
 
 
+class OddWords(Stage):
+    """Says what cannot be sent: half a surrogate, as in the name of a file, and no numbers."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+
+    def load(self) -> None:
+        self.progress(-1, 2**70, "weights of \udcff" + "x" * 5_000)
+        if self.fails:
+            raise FileNotFoundError("no file \udcff")
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no \udcff")
+
+
 class Calls(Stage):
     """Every kind of endpoint, and every way to end."""
 

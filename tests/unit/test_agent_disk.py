@@ -6,11 +6,12 @@ import asyncio
 import threading
 import tracemalloc
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from stagekeeper.agent import records
-from stagekeeper.agent.directory import AgentDirectory
+from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
 from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines, tail
@@ -475,3 +476,22 @@ async def test_no_more_than_a_piece_of_a_long_log_is_in_memory(tmp_path):
 
     assert shown == 2_000
     assert peak < 2_000_000
+
+
+@pytest.mark.parametrize(
+    "identity", ["op-1", "a.b", "a/b", "..", "é" * 63, "🦙" * 60, "%2F", "a/b\0%." * 9]
+)
+def test_identity_becomes_a_file_name_that_says_it(tmp_path, identity):
+    name = file_name(identity)
+
+    (tmp_path / f"{name}.json.new").touch()
+    assert unquote(name) == identity
+    assert "/" not in name and name not in (".", "..")
+
+
+def test_long_identities_become_different_file_names_that_file_systems_take(tmp_path):
+    names = {file_name(letter + "🦙" * 127) for letter in "abc"}
+
+    for name in names:
+        (tmp_path / f"{name}.json.new").touch()
+    assert len(names) == 3

@@ -202,6 +202,24 @@ async def test_supervisor_of_another_cluster_is_sent_nothing_and_asked_slowly(wo
     assert world.authority.reign is None
 
 
+async def test_recovery_R13_heartbeat_answered_by_another_cluster_ends_the_connection_alone(world):
+    """It took the port of our supervisor: nothing is put to it, and our reign is obeyed still."""
+    await world.run()
+    reign = world.authority.reign
+    world.network.answers["heartbeat"] = lambda request: pb.HeartbeatResponse(
+        verdict=pb.HEARTBEAT_VERDICT_WRONG_CLUSTER
+    )
+    world.network.cluster = "other"
+
+    await world.clock.advance(60)
+
+    assert world.task is not None and not world.task.done()
+    assert len(world.network.registrations) == 1
+    assert len(world.network.heartbeats) == 1
+    assert world.network.open_links == 0
+    assert world.authority.reign == reign
+
+
 # --- losing it
 
 
@@ -610,3 +628,22 @@ async def test_stopping_it_leaves_no_link_and_no_task(world):
     await world.stop()
 
     assert world.network.open_links == 0
+
+
+async def test_failure_that_is_refused_for_good_is_dropped_and_loses_no_connection(world):
+    """An earlier release may have spooled what this supervisor does not take."""
+
+    def refuse(request):
+        raise CallFailed("too long", code="INVALID_ARGUMENT", reason="BAD_FIELD")
+
+    world.network.answers["report"] = refuse
+    await world.run()
+    connection = world.session.connection
+    world.failures[FailureId("f")] = failure("f")
+    world.slice.changed()
+
+    await world.clock.advance(20)
+
+    assert world.session.connection is connection
+    assert world.failures == {}
+    assert len(world.network.reports) == 1

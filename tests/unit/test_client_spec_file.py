@@ -14,7 +14,7 @@ from stagekeeper.client import SpecError, load_spec, parse_spec
 from stagekeeper.client.spec_file import MOST_REPLICAS, spec_from_dict
 from stagekeeper.client.spec_tree import plain, tree_of_yaml
 from stagekeeper.client.spec_values import parse_size
-from stagekeeper.core import spec_check
+from stagekeeper.core import limits
 
 in_its_time = settings(deadline=None)  # a busy machine is no failure
 
@@ -256,7 +256,7 @@ def test_file_that_is_no_text_is_refused_with_the_line(tmp_path):
 
 
 def test_most_replicas_are_those_of_the_supervisor():
-    assert MOST_REPLICAS == spec_check.MOST_REPLICAS
+    assert MOST_REPLICAS == limits.MOST_REPLICAS
 
 
 def test_many_aliases_do_not_make_a_small_file_large():

@@ -196,12 +196,16 @@ def test_another_host_still_needs_a_higher_incarnation_after_the_lease() -> None
         ({"worker": "x" * 64}, "worker_id"),
         ({"host_id": ""}, "host_id"),
         ({"incarnation": 0}, "incarnation"),
-        ({"incarnation": 2**63 - 1}, "incarnation"),
+        ({"incarnation": 2**62 + 1}, "incarnation"),
+        ({"revision": 2**63}, "revision"),
         ({"agent_address": "nowhere"}, "agent_address"),
         ({"agent_address": "h:0"}, "agent_address"),
         ({"agent_address": "h:65536"}, "agent_address"),
+        ({"agent_address": "h:" + "1" * 5_000}, "agent_address"),
+        ({"agent_address": "h:²"}, "agent_address"),
         ({"highest_epoch": Epoch(2**62 + 1, "x")}, "highest_epoch.number"),
         ({"hostname": "h" * 256}, "hostname"),
+        ({"hostname": "a\nb"}, "hostname"),
         ({"devices": tuple(device(k) for k in range(1_001))}, "devices"),
     ],
 )
@@ -236,6 +240,15 @@ def test_every_wrong_field_of_a_slice_is_named_at_once() -> None:
         (shard("bad", instance_id=""), "BAD_FIELD", "instance_id"),
         (shard("bad", devices=(DeviceClaim("gpu-0", -1),)), "BAD_FIELD", "cannot hold -1 bytes"),
         (shard("bad", instance_id="i" * 256), "BAD_FIELD", "id of more than 255"),
+        (shard("bad", operation_id="a\nb"), "BAD_FIELD", "operation_id"),
+        (shard("bad", spec_revision=2**62 + 1), "BAD_FIELD", "spec_revision"),
+        (shard("bad", restart_ages_s=(float("nan"),)), "BAD_FIELD", "restart_ages_s: nan"),
+        (shard("bad", restart_ages_s=(1.0,) * 1_001), "BAD_FIELD", "restart_ages_s: has 1001"),
+        (shard("bad", busy_for_s=float("inf")), "BAD_FIELD", "busy_for_s: inf"),
+        (shard("bad", busy_for_s=-0.1), "BAD_FIELD", "busy_for_s: -0.1"),
+        (shard("bad", devices=(DeviceClaim("g", 1, 2**63),)), "BAD_FIELD", "cannot use"),
+        (shard("bad", generation=Generation(Epoch(1, "x" * 256), 1)), "BAD_FIELD", "generation"),
+        (shard("x" * 100_000), "BAD_FIELD", "is 100000 characters long"),
         (
             shard("good", instance_id="twin"),
             "BAD_FIELD",
@@ -258,6 +271,23 @@ def test_a_bad_entry_is_refused_alone_with_its_place(bad, reason, said) -> None:
     assert said in entry.message
     assert [it.name for it in world.registry.deployments()] == ["fine", "good"]
     assert "1 of its shards were refused" in world.worker().reason
+
+
+def test_what_is_said_of_a_bad_entry_is_short_however_long_the_entry_is() -> None:
+    answer, *_ = World().register(
+        shards=[shard("🦙" * 60_000), shard("m", instance_id="i" * 9_999)]
+    )
+
+    assert all(len(it.message) < 400 for it in answer.refused)
+
+
+def test_an_incarnation_that_nobody_believes_locks_no_worker_out() -> None:
+    world = World()
+    world.register(incarnation=2**62)
+
+    world.register(incarnation=2**62 + 1)
+    assert refused(world, incarnation=2**62 + 3).reason is Reason.BAD_FIELD
+    assert world.worker().incarnation == 2**62 + 1
 
 
 @pytest.mark.parametrize("state", [ShardState.FAILED, ShardState.PENDING, ShardState.STOPPED])

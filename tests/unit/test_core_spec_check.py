@@ -26,6 +26,11 @@ def with_stage(**changes):
     return spec(stages=1) if not changes else replace(spec(), stages=(stage_spec(**changes),))
 
 
+def nested(depth: int) -> str:
+    """Arguments of so many containers inside each other."""
+    return '{"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
 def path_of(made) -> str:
     found = problems_of(made)
     return found[0][0] if found else ""
@@ -77,6 +82,10 @@ def test_stages_are_from_one_to_sixty_four(stages, passes) -> None:
         ({"args_json": '{"a": Infinity}'}, "stages[0].args_json"),
         ({"args_json": '{"a": 1, "a": 2}'}, "stages[0].args_json"),
         ({"args_json": '{"a": ' + "[" * 100_000}, "stages[0].args_json"),
+        ({"args_json": nested(100)}, ""),
+        ({"args_json": nested(101)}, "stages[0].args_json"),
+        ({"args_json": nested(50_000)}, "stages[0].args_json"),
+        ({"args_json": '{"a": ' + "9" * 5_000 + "}"}, "stages[0].args_json"),
         ({"devices": (0,)}, "stages[0].memory"),
         ({"devices": (0, 0), "memory": MemoryNeed(0.5)}, "stages[0].devices"),
         ({"devices": (255,), "memory": MemoryNeed(0.5)}, ""),
@@ -114,6 +123,14 @@ def test_stages_are_from_one_to_sixty_four(stages, passes) -> None:
         ({"stall_timeout_s": -1.0}, "stages[0].stall_timeout_s"),
         ({"stop_budget_s": float("inf")}, "stages[0].stop_budget_s"),
         ({"stop_budget_s": float("nan")}, "stages[0].stop_budget_s"),
+        ({"stop_budget_s": 31_536_000.0}, ""),
+        ({"stop_budget_s": 31_536_001.0}, "stages[0].stop_budget_s"),
+        ({"env": (("A", "x" * 65_536),)}, ""),
+        ({"env": (("A", "x" * 65_537),)}, "stages[0].env[A]"),
+        ({"env": (("A", "é" * 32_769),)}, "stages[0].env[A]"),
+        ({"env": (("A" * 256, "x"),)}, f"stages[0].env[{'A' * 253} …]"),
+        ({"env": tuple((f"A{k}", "x" * 65_000) for k in range(9))}, "stages[0].env"),
+        ({"env": tuple((f"A{k}", "") for k in range(1_001))}, "stages[0].env"),
         ({"max_in_flight": 1}, ""),
         ({"max_in_flight": 0}, "stages[0].max_in_flight"),
         ({"max_in_flight": 65_536}, ""),
@@ -135,6 +152,8 @@ def test_a_stages_field_is_judged_on_both_sides_of_its_edge(changes, path) -> No
         ({"model": ModelInfo(version="a\nb")}, "model.version"),
         ({"model": ModelInfo(abilities=("chat", "chat"))}, "model.abilities"),
         ({"model": ModelInfo(abilities=("",))}, "model.abilities[0]"),
+        ({"model": ModelInfo(abilities=tuple(f"a{k}" for k in range(64)))}, ""),
+        ({"model": ModelInfo(abilities=tuple(f"a{k}" for k in range(65)))}, "model.abilities"),
         ({"placement": Placement(workers=("w1", "w1"))}, "placement.workers"),
         ({"placement": Placement(workers=("a/b",))}, "placement.workers[0]"),
         ({"placement": Placement(device_pool=("",))}, "placement.device_pool[0]"),
@@ -227,3 +246,9 @@ def test_numbers_in_arguments_keep_their_kind() -> None:
 def test_the_entry_may_be_named_or_not() -> None:
     assert is_same_wish(spec(stages=2), spec(stages=2, entry="s0"))
     assert not is_same_wish(spec(stages=2), spec(stages=2, entry="s1"))
+
+
+def test_a_hundred_thousand_keys_are_looked_through_once() -> None:
+    keys = ", ".join(f'"k{number}": 0' for number in range(60_000))
+
+    assert path_of(with_stage(args_json="{" + keys + ', "k59999": 1}')) == "stages[0].args_json"

@@ -114,3 +114,17 @@ def test_counter_loses_nothing_between_threads():
         thread.join()
 
     assert activity.counter == 8_000
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(3, 3), (-1, 0), (2.7, 2), (2**70, 2**63 - 1), (float("inf"), 2**63 - 1), (float("nan"), 0)],
+)
+def test_progress_that_cannot_be_told_is_bounded(said, told):
+    activity = Activity()
+
+    activity.report(context(), said, said, "note \udcff" + "x" * 5_000)
+
+    view = activity.progress_view()
+    assert (view.done, view.total) == (told, told)
+    assert view.note.startswith("note ?x") and len(view.note) == 1_000

@@ -26,6 +26,7 @@ from stagekeeper.client.errors import (
     UnreadableAnswer,
     WrongState,
 )
+from stagekeeper.client.event_reading import Gap
 from stagekeeper.client.spec_file import LoadedSpec, SpecError, load_spec, parse_spec
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeployFailed",
     "EndpointRaised",
+    "Gap",
     "LoadedSpec",
     "NameTaken",
     "NoReplica",

@@ -17,6 +17,7 @@ from stagekeeper.client import deploying
 from stagekeeper.client.calls import RoutedCaller
 from stagekeeper.client.channels import StageCaller, decode_answer, encode_call
 from stagekeeper.client.deploying import OnProgress
+from stagekeeper.client.event_reading import OnGap, read_events
 from stagekeeper.client.log_reading import read_stage_log
 from stagekeeper.client.pool import ChannelPool
 from stagekeeper.client.routing import RoutingTable
@@ -26,6 +27,7 @@ from stagekeeper.client.watching import RouteWatch, deployment_changes
 from stagekeeper.v1.agent_service_pb2 import ReadStageLogRequest
 from stagekeeper.v1.deployment_service_pb2 import (
     Deployment,
+    Event,
     GetDeploymentRequest,
     ListDeploymentsRequest,
     ListDeploymentsResponse,
@@ -221,6 +223,33 @@ class Client:
             async for message in changes:
                 if message is not None:
                     yield message
+
+    async def events(
+        self,
+        name: str = "",
+        *,
+        last: int = 100,
+        follow: bool = False,
+        on_gap: OnGap = lambda gap: None,
+    ) -> AsyncGenerator[Event, None]:
+        """Yield what happened, oldest first: to one deployment, or at all; each event once.
+
+        A supervisor keeps events in memory: of another reign only its own are there.
+
+        Args:
+            name: the deployment; empty means everything, workers and the supervisor included.
+            last: how many of the newest to begin with.
+            follow: go on with what happens, for ever, over any number of supervisors.
+            on_gap: told when the supervisor is away, and what was or may have been missed.
+
+        Raises:
+            BadRequest: `name` is no name, or `last` is too many.
+            SupervisorUnreachable: nobody answers at the endpoint, before the first answer.
+        """
+        events = read_events(self._link, name, last=last, follow=follow, on_gap=on_gap)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
 
     # --- calls
 

@@ -30,20 +30,31 @@ SILENCE_S = 20.0
 """A watch that said nothing for so long is opened anew: the supervisor sends a bookmark each 5 s
 when nothing changes."""
 
+ROUTES = WatchDeploymentsRequest()
+
 Changes = AsyncGenerator[WatchDeploymentsResponse, None]
 
 
 async def deployment_changes(
     link: SupervisorLink,
+    request: WatchDeploymentsRequest = ROUTES,
+    *,
+    after: ChangeRevision | None = None,
+    on_lost: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[WatchDeploymentsResponse | None, None]:
     """Yield the change log for ever, over any number of streams and supervisors.
 
     A stream that breaks is resumed after the last revision where the same supervisor still reigns;
     otherwise a None says that a snapshot follows, and what it does not show may be gone.
+
+    Args:
+        link: the supervisor.
+        request: what to watch; its `after` is filled in.
+        after: where to begin; None means a snapshot.
+        on_lost: called when a stream broke or could not be opened.
     """
-    after: ChangeRevision | None = None
     while True:
-        stream, message, after = await _opened(link, after)
+        stream, message, after = await _opened(link, request, after, on_lost)
         if after is None:
             yield None
         async with contextlib.aclosing(stream):
@@ -57,29 +68,33 @@ async def deployment_changes(
                     message = await anext(stream, None)
             except StagekeeperError as error:
                 _log.info("the watch on %s ended: %s", link.endpoint, error)
-                if error.reason == "REVISION_GONE":  # this reader fell behind
+                if error.reason == "REVISION_GONE":  # this reader fell behind, or took nothing
                     after = None
+                else:
+                    on_lost()
         # All clients lose one supervisor at the same moment, and must not come back at the same.
         await asyncio.sleep(random.uniform(0, RECONNECT_BASE_S))
 
 
 async def _opened(
-    link: SupervisorLink, after: ChangeRevision | None
+    link: SupervisorLink,
+    request: WatchDeploymentsRequest,
+    after: ChangeRevision | None,
+    on_lost: Callable[[], None],
 ) -> tuple[Changes, WatchDeploymentsResponse | None, ChangeRevision | None]:
     """Open a stream and read its first message, trying for ever; say from where it goes on."""
 
     async def attempt() -> tuple[Changes, WatchDeploymentsResponse | None]:
         nonlocal after
         while True:
-            stream = link.stream(
-                lambda stub: stub.WatchDeployments,
-                WatchDeploymentsRequest(after=after),
-                silence_s=SILENCE_S,
-            )
+            asked = WatchDeploymentsRequest(after=after)
+            asked.MergeFrom(request)
+            stream = link.stream(lambda stub: stub.WatchDeployments, asked, silence_s=SILENCE_S)
             try:
                 return stream, await anext(stream, None)
             except StagekeeperError as error:
                 if error.reason != "REVISION_GONE" or after is None:
+                    on_lost()
                     raise
                 after = None  # another supervisor reigns: its snapshot is next
 

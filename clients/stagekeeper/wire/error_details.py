@@ -61,7 +61,8 @@ def pack(
     """Make the trailing metadata that carries an error; for `context.abort`.
 
     Long values of `metadata` lose their beginning (a traceback ends with what matters), a long list
-    of violations its end, and the message stays as it is up to about 2 KiB; each cut is marked.
+    of violations its end, and a message stays as it is up to about 2 KiB. Each cut is marked: that
+    of a list by a last violation, of no field, which says how many more there are.
     """
     message = fit_message(message)
     budget = _BUDGET_BYTES - _percent_encoded_len(message)
@@ -69,11 +70,14 @@ def pack(
     # More than so many never fit, and each try to fit them costs time.
     listed = list(violations[:_MOST_VIOLATIONS])
     while True:
-        status = _status(code, message, reason, metadata or {}, listed, retry_after_s, share)
+        told = listed
+        if len(listed) < len(violations):
+            told = [*listed, ("", f"and {len(violations) - len(listed)} more")]
+        status = _status(code, message, reason, metadata or {}, told, retry_after_s, share)
         data = status.SerializeToString()
         if len(data) * 4 // 3 + 8 <= budget or (share <= 32 and not listed):
             return ((DETAILS_KEY, data),)
-        if share > 256 or not listed:
+        if share > 64 or not listed:  # rather short words on many fields than many on a few
             share //= 2
         else:
             listed = listed[: len(listed) // 2]

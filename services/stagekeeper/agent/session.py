@@ -50,6 +50,9 @@ _BEATS_PER_LOOK: Final = 5
 
 _SHORTEST_TIMEOUT_S: Final = 0.25
 
+_REFUSED_FOR_GOOD: Final = frozenset({Reason.BAD_FIELD, Reason.TOO_LARGE})
+"""Said of what is sent, not of the moment."""
+
 _SLOWEST_LINK_BYTES_PER_S: Final = 64 * 1024
 """A registration is given the time that its bytes need on such a link, beside its time-out: else a
 large slice on a slow link would be cut off and sent again for ever."""
@@ -280,6 +283,16 @@ class Session:
                 request, self._settings.heartbeat_timeout_s
             )
         except CallFailed as error:
+            if error.reason in _REFUSED_FOR_GOOD:
+                # Such as one that an earlier release spooled: no connection is lost for it, since
+                # it would be refused on the next one too.
+                _log.error(
+                    "a failure was refused and is dropped",
+                    failure=failure.failure_id,
+                    error=str(error),
+                )
+                self._settlements.settle([failure.failure_id], [])
+                return
             self._lose(connection, str(error))
             await connection.link.close()  # a registration under way on it need not wait it out
             return

@@ -139,6 +139,9 @@ LARGEST_OPERATION_BYTES: Final = 786_432
 MOST_LINES_READ: Final = 10_000
 """Of a log at once; more are read as so many."""
 
+MOST_EVENTS: Final = 10_000
+"""Of the newest events, in the snapshot of a watch."""
+
 LARGEST_REQUEST_BYTES: Final = 8 * 1024 * 1024
 """Of a request that is neither a registration nor a call: twice what a spec can take."""
 

@@ -82,8 +82,8 @@ def log_probe(cluster: Cluster, worker: Worker, probed: AgentProbed) -> None:
     about = of_worker(worker.worker_id)
     address = worker.report.agent_address
     if not probed.is_reachable and worker.is_reachable is not False:
-        detail = f": {probed.detail}" if probed.detail else ""
-        told = f"the agent of worker {worker.worker_id} does not answer at {address}{detail}"
+        told = f"the agent of worker {worker.worker_id} does not answer at {address}"
+        told = probed.detail or told
         cluster.log(EventKind.AGENT_UNREACHABLE, told, about, is_warning=True)
     elif probed.is_reachable and worker.is_reachable is False:
         told = f"the agent of worker {worker.worker_id} answers at {address}"

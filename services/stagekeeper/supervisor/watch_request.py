@@ -10,6 +10,7 @@ from typing import Final
 
 from stagekeeper.core.errors import FieldProblem, bad_fields
 from stagekeeper.core.ids import ChangeRevision, DeploymentName
+from stagekeeper.core.limits import LONGEST_ID, MOST_EVENTS
 from stagekeeper.core.names import name_problem
 from stagekeeper.runtime.convert import revision_from_proto
 from stagekeeper.supervisor.watchers import WatchChoice
@@ -17,10 +18,7 @@ from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 from stagekeeper.v1 import types_pb2
 
 DEFAULT_EVENTS: Final = 100
-MOST_EVENTS: Final = 10_000
 """In a snapshot; a supervisor keeps no more by default."""
-
-LONGEST_SUPERVISOR_ID: Final = 255
 
 _ROUTES = frozenset(
     {
@@ -69,7 +67,7 @@ def _revision_problems(revision: types_pb2.ChangeRevision) -> list[FieldProblem]
     if not supervisor_id:
         problem = "is missing: leave `after` out to begin with a snapshot"
         return [FieldProblem("after.epoch.supervisor_id", problem)]
-    if len(supervisor_id) > LONGEST_SUPERVISOR_ID:
-        problem = f"has {len(supervisor_id)} characters, at most {LONGEST_SUPERVISOR_ID} are taken"
+    if len(supervisor_id) > LONGEST_ID:
+        problem = f"has {len(supervisor_id)} characters, at most {LONGEST_ID} are taken"
         return [FieldProblem("after.epoch.supervisor_id", problem)]
     return []

@@ -171,7 +171,7 @@ class InitStageRequest(_message.Message):
 
     @_builtins.property
     def generation(self) -> _types_pb2.Generation:
-        """The set of shards that this start makes."""
+        """The set of shards that this start makes; of the reign that commands, or of one before it."""
 
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageStart]:
@@ -324,7 +324,7 @@ class StopStageRequest(_message.Message):
     stage_id: _builtins.int
     """The stage."""
     budget_s: _builtins.float
-    """From now until SIGKILL; absent means the stage's own, then the agent's default."""
+    """From now until SIGKILL, at most a year; absent means the stage's own, then the agent's default."""
     reason: _builtins.str
     """Why, for the record."""
     @_builtins.property
@@ -333,7 +333,7 @@ class StopStageRequest(_message.Message):
 
     @_builtins.property
     def up_to_generation(self) -> _types_pb2.Generation:
-        """Only processes of this generation or a lower one."""
+        """Only processes of this generation or a lower one; of the reign that commands, or before it."""
 
     def __init__(
         self,
@@ -540,7 +540,7 @@ class ReadStageLogRequest(_message.Message):
     previous: _builtins.bool
     """The instance before the latest one."""
     last_lines: _builtins.int
-    """Last lines to begin with; 0 is read as 100."""
+    """Last lines to begin with; 0 is read as 100, and more than 10,000 as 10,000."""
     follow: _builtins.bool
     """Go on with what is written from then on, until the caller cancels or the process is gone."""
     def __init__(

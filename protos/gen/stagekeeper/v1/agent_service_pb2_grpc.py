@@ -32,6 +32,10 @@ class AgentServiceStub:
     STALE_EPOCH: this reign is over, or the agent has not registered with it yet. ABORTED
     STALE_INCARNATION: the command was meant for another life of this agent; read the worker again.
     ALREADY-done work is never an error.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request as a whole. The limits, each with its reason, are in docs/limits.md.
+    Sentences for people (`reason`) are cut to theirs.
     """
 
     def __init__(self, channel):
@@ -84,6 +88,10 @@ class AgentServiceServicer:
     STALE_EPOCH: this reign is over, or the agent has not registered with it yet. ABORTED
     STALE_INCARNATION: the command was meant for another life of this agent; read the worker again.
     ALREADY-done work is never an error.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request as a whole. The limits, each with its reason, are in docs/limits.md.
+    Sentences for people (`reason`) are cut to theirs.
     """
 
     def InitStage(self, request, context):
@@ -114,7 +122,7 @@ class AgentServiceServicer:
         when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
         cancelling one that has ended changes nothing.
 
-        Codes: those of the header.
+        Codes: those of the header. INVALID_ARGUMENT BAD_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +134,8 @@ class AgentServiceServicer:
         memory is released. From then on the slot takes no generation up to that one, also when nothing
         was there to stop.
 
-        Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
+        Codes: those of the header. INVALID_ARGUMENT BAD_FIELD. DEADLINE_EXCEEDED: it goes on; repeat to
+        join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,6 +172,7 @@ class AgentServiceServicer:
         """Reads a stage's log: the last lines, then what follows. No header: anybody may look.
 
         Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
+        INVALID_ARGUMENT BAD_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,6 +231,10 @@ class AgentService:
     STALE_EPOCH: this reign is over, or the agent has not registered with it yet. ABORTED
     STALE_INCARNATION: the command was meant for another life of this agent; read the worker again.
     ALREADY-done work is never an error.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request as a whole. The limits, each with its reason, are in docs/limits.md.
+    Sentences for people (`reason`) are cut to theirs.
     """
 
     @staticmethod

@@ -33,6 +33,10 @@ class AgentServiceStub:
     STALE_EPOCH: this reign is over, or the agent has not registered with it yet. ABORTED
     STALE_INCARNATION: the command was meant for another life of this agent; read the worker again.
     ALREADY-done work is never an error.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request as a whole. The limits, each with its reason, are in docs/limits.md.
+    Sentences for people (`reason`) are cut to theirs.
     """
 
     @_typing.overload
@@ -63,7 +67,7 @@ class AgentServiceStub:
     when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
     cancelling one that has ended changes nothing.
 
-    Codes: those of the header.
+    Codes: those of the header. INVALID_ARGUMENT BAD_FIELD.
     """
     StopStage: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.StopStageRequest, _agent_service_pb2.StopStageResponse]
     """Stops the processes of one slot up to a generation: EndStage to the main process (SIGTERM where
@@ -71,7 +75,8 @@ class AgentServiceStub:
     memory is released. From then on the slot takes no generation up to that one, also when nothing
     was there to stop.
 
-    Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
+    Codes: those of the header. INVALID_ARGUMENT BAD_FIELD. DEADLINE_EXCEEDED: it goes on; repeat to
+    join.
     """
     ListStages: _grpc.UnaryUnaryMultiCallable[_agent_service_pb2.ListStagesRequest, _agent_service_pb2.ListStagesResponse]
     """Reads the shards that this agent holds. No header: anybody may look.
@@ -92,6 +97,7 @@ class AgentServiceStub:
     """Reads a stage's log: the last lines, then what follows. No header: anybody may look.
 
     Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
+    INVALID_ARGUMENT BAD_FIELD.
     """
 
 @_typing.type_check_only
@@ -102,6 +108,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
     STALE_EPOCH: this reign is over, or the agent has not registered with it yet. ABORTED
     STALE_INCARNATION: the command was meant for another life of this agent; read the worker again.
     ALREADY-done work is never an error.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request as a whole. The limits, each with its reason, are in docs/limits.md.
+    Sentences for people (`reason`) are cut to theirs.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -129,7 +139,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
     cancelling one that has ended changes nothing.
 
-    Codes: those of the header.
+    Codes: those of the header. INVALID_ARGUMENT BAD_FIELD.
     """
     StopStage: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.StopStageRequest, _agent_service_pb2.StopStageResponse]  # type: ignore[assignment]
     """Stops the processes of one slot up to a generation: EndStage to the main process (SIGTERM where
@@ -137,7 +147,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     memory is released. From then on the slot takes no generation up to that one, also when nothing
     was there to stop.
 
-    Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
+    Codes: those of the header. INVALID_ARGUMENT BAD_FIELD. DEADLINE_EXCEEDED: it goes on; repeat to
+    join.
     """
     ListStages: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.ListStagesRequest, _agent_service_pb2.ListStagesResponse]  # type: ignore[assignment]
     """Reads the shards that this agent holds. No header: anybody may look.
@@ -158,6 +169,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Reads a stage's log: the last lines, then what follows. No header: anybody may look.
 
     Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
+    INVALID_ARGUMENT BAD_FIELD.
     """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -167,6 +179,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     STALE_EPOCH: this reign is over, or the agent has not registered with it yet. ABORTED
     STALE_INCARNATION: the command was meant for another life of this agent; read the worker again.
     ALREADY-done work is never an error.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request as a whole. The limits, each with its reason, are in docs/limits.md.
+    Sentences for people (`reason`) are cut to theirs.
     """
 
     @_abc_1.abstractmethod
@@ -204,7 +220,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         when that is done. An operation that is not known yet is refused when it comes (STALE_GENERATION);
         cancelling one that has ended changes nothing.
 
-        Codes: those of the header.
+        Codes: those of the header. INVALID_ARGUMENT BAD_FIELD.
         """
 
     @_abc_1.abstractmethod
@@ -218,7 +234,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         memory is released. From then on the slot takes no generation up to that one, also when nothing
         was there to stop.
 
-        Codes: those of the header. DEADLINE_EXCEEDED: it goes on; repeat to join.
+        Codes: those of the header. INVALID_ARGUMENT BAD_FIELD. DEADLINE_EXCEEDED: it goes on; repeat to
+        join.
         """
 
     @_abc_1.abstractmethod
@@ -263,6 +280,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads a stage's log: the last lines, then what follows. No header: anybody may look.
 
         Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
+        INVALID_ARGUMENT BAD_FIELD.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

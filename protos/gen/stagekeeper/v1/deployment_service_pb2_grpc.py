@@ -30,6 +30,10 @@ class DeploymentServiceStub:
 
     Anybody who reaches the endpoint may call. Lists always answer, whatever workers do: they are read
     from memory and fan out to nobody.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request, or the spec in it, as a whole. The limits, each with its reason, are in
+    docs/limits.md.
     """
 
     def __init__(self, channel):
@@ -90,6 +94,10 @@ class DeploymentServiceServicer:
 
     Anybody who reaches the endpoint may call. Lists always answer, whatever workers do: they are read
     from memory and fan out to nobody.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request, or the spec in it, as a whole. The limits, each with its reason, are in
+    docs/limits.md.
     """
 
     def PlanDeployment(self, request, context):
@@ -256,6 +264,10 @@ class DeploymentService:
 
     Anybody who reaches the endpoint may call. Lists always answer, whatever workers do: they are read
     from memory and fan out to nobody.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request, or the spec in it, as a whole. The limits, each with its reason, are in
+    docs/limits.md.
     """
 
     @staticmethod

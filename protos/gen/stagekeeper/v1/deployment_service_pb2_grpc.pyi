@@ -31,6 +31,10 @@ class DeploymentServiceStub:
 
     Anybody who reaches the endpoint may call. Lists always answer, whatever workers do: they are read
     from memory and fan out to nobody.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request, or the spec in it, as a whole. The limits, each with its reason, are in
+    docs/limits.md.
     """
 
     @_typing.overload
@@ -111,6 +115,10 @@ class DeploymentServiceAsyncStub(DeploymentServiceStub):
 
     Anybody who reaches the endpoint may call. Lists always answer, whatever workers do: they are read
     from memory and fan out to nobody.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request, or the spec in it, as a whole. The limits, each with its reason, are in
+    docs/limits.md.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -187,6 +195,10 @@ class DeploymentServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Anybody who reaches the endpoint may call. Lists always answer, whatever workers do: they are read
     from memory and fan out to nobody.
+
+    Every rpc: INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed;
+    TOO_LARGE: the request, or the spec in it, as a whole. The limits, each with its reason, are in
+    docs/limits.md.
     """
 
     @_abc_1.abstractmethod

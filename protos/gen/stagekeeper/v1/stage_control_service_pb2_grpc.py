@@ -75,7 +75,8 @@ class StageControlServiceServicer:
     def SetPeers(self, request, context):
         """Replaces the addresses of the stage's siblings. Repeats change nothing.
 
-        Codes: ABORTED STALE_ROUTE.
+        Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: every wrong field is named at once, and
+        nothing was changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +86,8 @@ class StageControlServiceServicer:
         """Asks the process to end: no new calls, those under way may end within the budget, then exit 0.
         Answers at once. Repeats shorten the budget, never lengthen it.
 
-        Codes: ABORTED STALE_ROUTE.
+        Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: the budget is no number of seconds from
+        0 to a year.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

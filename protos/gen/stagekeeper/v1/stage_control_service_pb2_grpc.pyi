@@ -50,13 +50,15 @@ class StageControlServiceStub:
     SetPeers: _grpc.UnaryUnaryMultiCallable[_stage_control_service_pb2.SetPeersRequest, _stage_control_service_pb2.SetPeersResponse]
     """Replaces the addresses of the stage's siblings. Repeats change nothing.
 
-    Codes: ABORTED STALE_ROUTE.
+    Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: every wrong field is named at once, and
+    nothing was changed.
     """
     EndStage: _grpc.UnaryUnaryMultiCallable[_stage_control_service_pb2.EndStageRequest, _stage_control_service_pb2.EndStageResponse]
     """Asks the process to end: no new calls, those under way may end within the budget, then exit 0.
     Answers at once. Repeats shorten the budget, never lengthen it.
 
-    Codes: ABORTED STALE_ROUTE.
+    Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: the budget is no number of seconds from
+    0 to a year.
     """
 
 @_typing.type_check_only
@@ -79,13 +81,15 @@ class StageControlServiceAsyncStub(StageControlServiceStub):
     SetPeers: _aio.UnaryUnaryMultiCallable[_stage_control_service_pb2.SetPeersRequest, _stage_control_service_pb2.SetPeersResponse]  # type: ignore[assignment]
     """Replaces the addresses of the stage's siblings. Repeats change nothing.
 
-    Codes: ABORTED STALE_ROUTE.
+    Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: every wrong field is named at once, and
+    nothing was changed.
     """
     EndStage: _aio.UnaryUnaryMultiCallable[_stage_control_service_pb2.EndStageRequest, _stage_control_service_pb2.EndStageResponse]  # type: ignore[assignment]
     """Asks the process to end: no new calls, those under way may end within the budget, then exit 0.
     Answers at once. Repeats shorten the budget, never lengthen it.
 
-    Codes: ABORTED STALE_ROUTE.
+    Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: the budget is no number of seconds from
+    0 to a year.
     """
 
 class StageControlServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -117,7 +121,8 @@ class StageControlServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_stage_control_service_pb2.SetPeersResponse, _abc.Awaitable[_stage_control_service_pb2.SetPeersResponse]]:
         """Replaces the addresses of the stage's siblings. Repeats change nothing.
 
-        Codes: ABORTED STALE_ROUTE.
+        Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: every wrong field is named at once, and
+        nothing was changed.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +134,8 @@ class StageControlServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks the process to end: no new calls, those under way may end within the budget, then exit 0.
         Answers at once. Repeats shorten the budget, never lengthen it.
 
-        Codes: ABORTED STALE_ROUTE.
+        Codes: ABORTED STALE_ROUTE. INVALID_ARGUMENT BAD_FIELD: the budget is no number of seconds from
+        0 to a year.
         """
 
 def add_StageControlServiceServicer_to_server(servicer: StageControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,7 +36,8 @@ class StageServiceStub:
     lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running, or the host
     lets the process start no thread; nothing was executed. UNAVAILABLE DRAINING: it is stopping;
     nothing was executed. INVALID_ARGUMENT BAD_FIELD: the payload does not decode or does not fit the
-    endpoint's parameters; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
+    endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
+    30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
     CANCELLED: the endpoint was told and may have run.
     """
@@ -64,7 +65,8 @@ class StageServiceAsyncStub(StageServiceStub):
     lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running, or the host
     lets the process start no thread; nothing was executed. UNAVAILABLE DRAINING: it is stopping;
     nothing was executed. INVALID_ARGUMENT BAD_FIELD: the payload does not decode or does not fit the
-    endpoint's parameters; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
+    endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
+    30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
     CANCELLED: the endpoint was told and may have run.
     """
@@ -88,7 +90,8 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     lists what there is. RESOURCE_EXHAUSTED TOO_MANY_CALLS: max_in_flight are running, or the host
     lets the process start no thread; nothing was executed. UNAVAILABLE DRAINING: it is stopping;
     nothing was executed. INVALID_ARGUMENT BAD_FIELD: the payload does not decode or does not fit the
-    endpoint's parameters; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
+    endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
+    30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
     CANCELLED: the endpoint was told and may have run.
     """

@@ -30,6 +30,8 @@ class SupervisorServiceStub:
 
     Normal registration is the recovery, and there is no other path: whatever was lost (a reply, the
     supervisor, its store), the worker's whole slice is put again.
+
+    The limits of everything that is taken, each with its reason, are in docs/limits.md.
     """
 
     def __init__(self, channel):
@@ -60,6 +62,8 @@ class SupervisorServiceServicer:
 
     Normal registration is the recovery, and there is no other path: whatever was lost (a reply, the
     supervisor, its store), the worker's whole slice is put again.
+
+    The limits of everything that is taken, each with its reason, are in docs/limits.md.
     """
 
     def RegisterWorker(self, request, context):
@@ -72,11 +76,13 @@ class SupervisorServiceServicer:
 
         Codes: FAILED_PRECONDITION WRONG_CLUSTER: look at --cluster and --endpoint; nothing was kept.
         ABORTED STALE_INCARNATION (metadata `highest_incarnation`): another agent of this worker id is
-        newer. With RetryInfo it is under a living lease: wait, then register again. Without it, the one
-        that holds the host's lock registers again with that + 1, and any other ends its authority and
-        stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id under a
-        living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-        malformed. A worker that has seen a higher reign raises this supervisor's own above it.
+        newer, or counts the same incarnation at another address. With RetryInfo it is under a living
+        lease: wait, then register again. Without it, the one that holds the host's lock registers again
+        with that + 1, and any other ends its authority and stops no stage. ALREADY_EXISTS
+        WORKER_ID_IN_USE: another host holds this worker id under a living lease; choose another.
+        INVALID_ARGUMENT BAD_FIELD: the slice itself is malformed, or has too much of something; every
+        wrong field is named at once. INVALID_ARGUMENT TOO_LARGE: above 30 MiB as a whole. A worker
+        that has seen a higher reign raises this supervisor's own above it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,7 +104,8 @@ class SupervisorServiceServicer:
         With a store it is written before it is acknowledged; the agent keeps it until it is settled.
 
         Codes: NOT_FOUND WORKER_UNKNOWN: register, then report again. ABORTED STALE_INCARNATION: this
-        agent has no authority any more. INVALID_ARGUMENT BAD_FIELD.
+        agent has no authority any more. INVALID_ARGUMENT BAD_FIELD, TOO_LARGE: it would be refused for
+        ever: drop it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +142,8 @@ class SupervisorService:
 
     Normal registration is the recovery, and there is no other path: whatever was lost (a reply, the
     supervisor, its store), the worker's whole slice is put again.
+
+    The limits of everything that is taken, each with its reason, are in docs/limits.md.
     """
 
     @staticmethod

@@ -31,6 +31,8 @@ class SupervisorServiceStub:
 
     Normal registration is the recovery, and there is no other path: whatever was lost (a reply, the
     supervisor, its store), the worker's whole slice is put again.
+
+    The limits of everything that is taken, each with its reason, are in docs/limits.md.
     """
 
     @_typing.overload
@@ -47,11 +49,13 @@ class SupervisorServiceStub:
 
     Codes: FAILED_PRECONDITION WRONG_CLUSTER: look at --cluster and --endpoint; nothing was kept.
     ABORTED STALE_INCARNATION (metadata `highest_incarnation`): another agent of this worker id is
-    newer. With RetryInfo it is under a living lease: wait, then register again. Without it, the one
-    that holds the host's lock registers again with that + 1, and any other ends its authority and
-    stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id under a
-    living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-    malformed. A worker that has seen a higher reign raises this supervisor's own above it.
+    newer, or counts the same incarnation at another address. With RetryInfo it is under a living
+    lease: wait, then register again. Without it, the one that holds the host's lock registers again
+    with that + 1, and any other ends its authority and stops no stage. ALREADY_EXISTS
+    WORKER_ID_IN_USE: another host holds this worker id under a living lease; choose another.
+    INVALID_ARGUMENT BAD_FIELD: the slice itself is malformed, or has too much of something; every
+    wrong field is named at once. INVALID_ARGUMENT TOO_LARGE: above 30 MiB as a whole. A worker
+    that has seen a higher reign raises this supervisor's own above it.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_supervisor_service_pb2.HeartbeatRequest, _supervisor_service_pb2.HeartbeatResponse]
     """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
@@ -65,7 +69,8 @@ class SupervisorServiceStub:
     With a store it is written before it is acknowledged; the agent keeps it until it is settled.
 
     Codes: NOT_FOUND WORKER_UNKNOWN: register, then report again. ABORTED STALE_INCARNATION: this
-    agent has no authority any more. INVALID_ARGUMENT BAD_FIELD.
+    agent has no authority any more. INVALID_ARGUMENT BAD_FIELD, TOO_LARGE: it would be refused for
+    ever: drop it.
     """
 
 @_typing.type_check_only
@@ -74,6 +79,8 @@ class SupervisorServiceAsyncStub(SupervisorServiceStub):
 
     Normal registration is the recovery, and there is no other path: whatever was lost (a reply, the
     supervisor, its store), the worker's whole slice is put again.
+
+    The limits of everything that is taken, each with its reason, are in docs/limits.md.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -87,11 +94,13 @@ class SupervisorServiceAsyncStub(SupervisorServiceStub):
 
     Codes: FAILED_PRECONDITION WRONG_CLUSTER: look at --cluster and --endpoint; nothing was kept.
     ABORTED STALE_INCARNATION (metadata `highest_incarnation`): another agent of this worker id is
-    newer. With RetryInfo it is under a living lease: wait, then register again. Without it, the one
-    that holds the host's lock registers again with that + 1, and any other ends its authority and
-    stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id under a
-    living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-    malformed. A worker that has seen a higher reign raises this supervisor's own above it.
+    newer, or counts the same incarnation at another address. With RetryInfo it is under a living
+    lease: wait, then register again. Without it, the one that holds the host's lock registers again
+    with that + 1, and any other ends its authority and stops no stage. ALREADY_EXISTS
+    WORKER_ID_IN_USE: another host holds this worker id under a living lease; choose another.
+    INVALID_ARGUMENT BAD_FIELD: the slice itself is malformed, or has too much of something; every
+    wrong field is named at once. INVALID_ARGUMENT TOO_LARGE: above 30 MiB as a whole. A worker
+    that has seen a higher reign raises this supervisor's own above it.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_supervisor_service_pb2.HeartbeatRequest, _supervisor_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
@@ -105,7 +114,8 @@ class SupervisorServiceAsyncStub(SupervisorServiceStub):
     With a store it is written before it is acknowledged; the agent keeps it until it is settled.
 
     Codes: NOT_FOUND WORKER_UNKNOWN: register, then report again. ABORTED STALE_INCARNATION: this
-    agent has no authority any more. INVALID_ARGUMENT BAD_FIELD.
+    agent has no authority any more. INVALID_ARGUMENT BAD_FIELD, TOO_LARGE: it would be refused for
+    ever: drop it.
     """
 
 class SupervisorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -113,6 +123,8 @@ class SupervisorServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Normal registration is the recovery, and there is no other path: whatever was lost (a reply, the
     supervisor, its store), the worker's whole slice is put again.
+
+    The limits of everything that is taken, each with its reason, are in docs/limits.md.
     """
 
     @_abc_1.abstractmethod
@@ -130,11 +142,13 @@ class SupervisorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Codes: FAILED_PRECONDITION WRONG_CLUSTER: look at --cluster and --endpoint; nothing was kept.
         ABORTED STALE_INCARNATION (metadata `highest_incarnation`): another agent of this worker id is
-        newer. With RetryInfo it is under a living lease: wait, then register again. Without it, the one
-        that holds the host's lock registers again with that + 1, and any other ends its authority and
-        stops no stage. ALREADY_EXISTS WORKER_ID_IN_USE: another host holds this worker id under a
-        living lease; choose another. INVALID_ARGUMENT BAD_FIELD: the slice itself is
-        malformed. A worker that has seen a higher reign raises this supervisor's own above it.
+        newer, or counts the same incarnation at another address. With RetryInfo it is under a living
+        lease: wait, then register again. Without it, the one that holds the host's lock registers again
+        with that + 1, and any other ends its authority and stops no stage. ALREADY_EXISTS
+        WORKER_ID_IN_USE: another host holds this worker id under a living lease; choose another.
+        INVALID_ARGUMENT BAD_FIELD: the slice itself is malformed, or has too much of something; every
+        wrong field is named at once. INVALID_ARGUMENT TOO_LARGE: above 30 MiB as a whole. A worker
+        that has seen a higher reign raises this supervisor's own above it.
         """
 
     @_abc_1.abstractmethod
@@ -160,7 +174,8 @@ class SupervisorServiceServicer(metaclass=_abc_1.ABCMeta):
         With a store it is written before it is acknowledged; the agent keeps it until it is settled.
 
         Codes: NOT_FOUND WORKER_UNKNOWN: register, then report again. ABORTED STALE_INCARNATION: this
-        agent has no authority any more. INVALID_ARGUMENT BAD_FIELD.
+        agent has no authority any more. INVALID_ARGUMENT BAD_FIELD, TOO_LARGE: it would be refused for
+        ever: drop it.
         """
 
 def add_SupervisorServiceServicer_to_server(servicer: SupervisorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
