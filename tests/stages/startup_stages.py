@@ -76,8 +76,9 @@ class Engine(Stage):
             time.sleep(0.01)
 
     @endpoint
-    def hold_gil(self, seconds: float) -> None:
+    def hold_gil(self, began: str, seconds: float) -> None:
         """Listen to nothing and to nobody for so long: no request, no signal handler of Python."""
+        Path(began).touch()
         _hold_gil(seconds)
 
     @endpoint(idempotent=True)

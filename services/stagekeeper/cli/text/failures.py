@@ -10,7 +10,7 @@ from stagekeeper.cli.text.amounts import seconds
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
 
-LOG_LINES_SHOWN: Final = 10
+LOG_LINES_SHOWN: Final = 20
 
 
 def failure_lines(failures: Sequence[pb2.ReplicaFailure]) -> list[str]:
