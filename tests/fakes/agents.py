@@ -17,7 +17,7 @@ from typing import Any
 from stagekeeper.agent.app import Agent, run
 from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.core.ids import WorkerId
-from stagekeeper.runtime.launch import INSTANCE_ENV
+from stagekeeper.runtime.launch import INSTANCE_ENV, LOG_FILE
 from tests.harness.processes import processes_naming
 from tests.harness.waiting import wait_for
 
@@ -50,6 +50,15 @@ class AgentHome:
         """The live processes of this home's stages, their children too: pid → command line."""
         found = processes_naming(str(self.path / "s" / "agents"))
         return {pid: command for pid, command in found.items() if _is_of_a_stage(pid)}
+
+    def spoken(self) -> set[int]:
+        """The pids of the stage processes that live and have written a line: they were let go."""
+        found = set()
+        for path in self.path.glob("s/agents/*/stages/*/record.json"):
+            pid = json.loads(path.read_bytes())["pid"]
+            if pid in self.processes and (path.parent / LOG_FILE).stat().st_size:
+                found.add(pid)
+        return found
 
     async def nothing_runs(self) -> None:
         await wait_for(lambda: not self.processes, "no process of a stage is left")

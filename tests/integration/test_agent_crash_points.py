@@ -6,21 +6,33 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from stagekeeper.core.ids import InstanceId, StageId
+from stagekeeper.core.model import OperationPlan, Peer
 from stagekeeper.runtime.crash_points import AGENT_POINTS as POINTS
 from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
-from tests.fakes.overseer import Overseer, plan, stage
+from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, plan, stage
 from tests.harness.waiting import wait_for
 
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
 ENDED = (COMMITTED, types_pb2.OPERATION_STATE_ROLLED_BACK)
 
-IN_A_ROLLBACK = {"rollback-written", "rolled-back"}
+STARTED = types_pb2.OPERATION_STATE_STARTED
+
+IN_A_ROLLBACK = {"rollback-written", "clean-written", "rolled-back"}
 IN_A_DEATH = {"failure-spooled", "failed-written"}
+ON_THE_WAY_UP = POINTS[: POINTS.index("rollback-written")]
+TIMES = ("intent-written#2", "spawned#3", "released#2", "ready-written#2", "starting-written#2")
+"""Points in the middle of a start: something is up, something loads, something is missing."""
+
+
+ELSEWHERE = Peer(StageId(3), "d", 0, InstanceId("elsewhere"), "127.0.0.1:9")
+"""A shard on another worker."""
 
 
 @pytest.fixture
@@ -87,6 +99,80 @@ async def test_killed_at_a_point_nothing_is_left_unsettled(
         ), "one death was told twice"
         again = plan(stage("a", device="cpu:0"), stage("b"), n=2)
         assert (await overseer.bring_up(again)).state == COMMITTED
+
+
+PARTS = ((StageId(0), StageId(2)), (StageId(1),))
+"""In two calls, as a start that spans workers is stepped."""
+
+
+async def step_by_step(overseer: Overseer, p: OperationPlan) -> types_pb2.OperationRecord:
+    """Say all that leads to a commit, as a supervisor does that may have said it before."""
+    record = await overseer.take(RESERVE, p)
+    for stage_ids in PARTS:
+        record = await overseer.take(START, p, start_stage_ids=stage_ids)
+    if record.state not in (STARTED, COMMITTED):
+        return record
+    return await overseer.take(COMMIT, p, peers=[ELSEWHERE])
+
+
+@pytest.mark.parametrize("point", [*ON_THE_WAY_UP, *TIMES])
+async def test_killed_on_the_way_up_the_start_goes_on_and_touches_nothing_that_is_up(
+    overseer: Overseer, home: AgentHome, point: str
+) -> None:
+    """recovery-R11, recovery-R22: a supervisor that says it all again joins, and it serves"""
+    agent = await AgentProcess.start(home, env={VARIABLE: point})
+    await overseer.hears(lambda it: it.agent_address, "it registers")
+    p = replace(
+        plan(stage("a", device="cpu:0"), stage("b", device="cpu:0"), stage("c")), stage_count=4
+    )
+    driving = asyncio.create_task(step_by_step(overseer, p))
+    try:
+        assert await agent.ended() == -signal.SIGKILL
+    finally:
+        driving.cancel()
+        await asyncio.wait({driving})
+    # What waits on its start pipe, and was never let go, ends by itself.
+    left = await asyncio.to_thread(home.spoken)
+
+    async with agent_in(home):
+        assert (await step_by_step(overseer, p)).state == COMMITTED
+        await overseer.hears(
+            lambda it: len(it.replica_states) == 3 and all(s.committed for s in it.replica_states),
+            "it serves",
+        )
+        assert {shard.state for shard in overseer.shards.values()} == {types_pb2.SHARD_STATE_READY}
+        assert set(home.processes) == {shard.pid for shard in overseer.shards.values()}
+        assert left <= set(home.processes)
+        assert overseer.failures == {}
+        reserved = {device.device_id: device.reserved_bytes for device in overseer.last.devices}
+        assert reserved == {"cpu:0": 2 * int(0.3 * 2**30), "cpu:1": 0}
+
+
+@pytest.mark.parametrize("point", [*ON_THE_WAY_UP, *TIMES])
+async def test_killed_on_the_way_up_and_joined_by_nobody_nothing_is_left(
+    overseer: Overseer, home: AgentHome, point: str
+) -> None:
+    agent = await AgentProcess.start(home, env={VARIABLE: point})
+    await overseer.hears(lambda it: it.agent_address, "it registers")
+    p = plan(stage("a", device="cpu:0"), stage("b", device="cpu:0"), stage("c"))
+    p = replace(p, stage_count=4)
+    driving = asyncio.create_task(step_by_step(overseer, p))
+    try:
+        assert await agent.ended() == -signal.SIGKILL
+    finally:
+        driving.cancel()
+        await asyncio.wait({driving})
+
+    async with agent_in(home, operation_lease_s=0.5):
+        is_committed = point in ("commit-written", "commit-half-written", "committed")
+        count = 3 if is_committed else 0
+        await overseer.hears(
+            lambda it: not it.operations and len(it.replica_states) == count, "it is settled"
+        )
+        assert len(home.processes) == count
+        assert sum(it.reserved_bytes for it in overseer.last.devices) == (
+            2 * int(0.3 * 2**30) if is_committed else 0
+        )
 
 
 def _instances(home: AgentHome) -> set[str]:

@@ -141,6 +141,15 @@ class Family(Stage):
         return [os.getpid(), *self.children]
 
 
+class Household(Slow):
+    """Loads until a file appears, with children: one in its own session, one that left it."""
+
+    def load(self) -> None:
+        for new_session in (False, True):
+            subprocess.Popen(["sleep", "600"], start_new_session=new_session)
+        super().load()
+
+
 class Stubborn(Stage):
     """Ignores every polite request to end."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 import structlog
@@ -34,7 +35,12 @@ from stagekeeper.agent.stopping import Stopping
 from stagekeeper.core.ids import DeploymentName, ReplicaIndex, SlotKey, StageId
 from stagekeeper.core.model import Failure
 from stagekeeper.core.states import ShardState
-from stagekeeper.runtime.process import boot_id
+from stagekeeper.runtime.process import ProcessHandle, boot_id
+
+_FIRST_WORD_S: Final = 10.0
+"""What a process takes at most from its spawn to the first line of its log, on a busy host. One
+that says nothing for so long, and lives, is held like any other."""
+_LOOK_S: Final = 0.02
 
 _log = structlog.get_logger(__name__)
 
@@ -100,7 +106,12 @@ class Adoption:
     ) -> None:
         handle = open_process(record, self._boot_id)
         state = record.shard.state
-        if handle is not None and state not in (ShardState.STOPPING, ShardState.FAILED):
+        may_live = handle is not None and state not in (ShardState.STOPPING, ShardState.FAILED)
+        if (
+            handle is not None
+            and may_live
+            and (committed or not await self._ends_wordless(record, handle))
+        ):
             stage = self._stages.add(_with_state(record, ShardState.ADOPTING))
             self._stages.hold(stage, handle)
             self._held.append(stage)
@@ -136,6 +147,22 @@ class Adoption:
             # Never let go, never committed, or to be stopped anyway: nobody waits for it.
             self._stages.forget(stage)
             self._cleaned_count += 1
+
+    async def _ends_wordless(self, record: StageRecord, handle: ProcessHandle) -> bool:
+        """Wait until a process has said a word, or has ended without one: it was never let go.
+
+        One that its agent left on its start pipe ends as soon as it looks there.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _FIRST_WORD_S
+        while not self._record_store.has_spoken(record.instance_id) and loop.time() < until:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await handle.wait()
+                return not self._record_store.has_spoken(record.instance_id)
+            except TimeoutError:
+                pass
+        return False
 
     def _usable(self, file: OperationFile) -> OperationFile:
         """Take the plan from an operation that cannot go on: of one of its stages too little is
