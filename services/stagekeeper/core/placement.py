@@ -213,11 +213,15 @@ def place_replicas(
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """A part of a replica that found no place among `left`, the workers that have none of it."""
+    """A part of a replica that found no place among `left`, the workers that have none of it.
+
+    `written` is what its other parts have put into accounts: two agents may see one card.
+    """
 
     index: ReplicaIndex
     shard_index: int
     left: Sequence[Offer]
+    written: Sequence[tuple[Account, NewTerm]]
 
 
 def _needs(spec: DeploymentSpec, shard_index: int) -> _Needs:
@@ -258,9 +262,7 @@ def _place_one(
     for shard_index, wanted in enumerate(needs):
         found = _first_fit(wanted, left, prefer)
         if found is None:
-            for account, term in reversed(written):
-                account.take_back(term)
-            return _Missing(index, shard_index, left)
+            return _Missing(index, shard_index, left, written)
         offer, chosen = found
         left.remove(offer)
         for number, card in chosen.items():
@@ -374,6 +376,8 @@ def _short_of_room(
             for it in closest
             if it.is_over
         ] or [(NO_DEVICE, "its cards cannot be matched with those there")]
+    for account, term in missing.written:
+        account.take_back(term)
     others = [it for it in _sums(offers, placed.values()) if it.worker_id != best.worker_id]
     shortage = Shortage(
         missing.index, best.worker_id, len(left), tuple(refusals), missing.shard_index
