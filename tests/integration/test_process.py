@@ -229,7 +229,7 @@ async def test_child_leads_its_own_session_and_has_the_given_environment_alone(t
     assert not environment_holds(handle.pid, "STAGEKEEPER_TEST_NOT_INHERITED", "yes")
 
 
-async def test_child_outlives_the_thread_that_spawned_it(tmp_path, mark):
+async def test_startup_26_child_outlives_the_thread_that_spawned_it(tmp_path, mark):
     """startup-26"""
     handles: list[ProcessHandle] = []
     thread = threading.Thread(

@@ -395,7 +395,7 @@ def test_failed_replica_is_told_with_its_log_and_its_rollback():
     failure = types.Failure(
         origin=types.FailureOrigin(stage_name="words", phase=types.PHASE_LOAD),
         exit=types.ExitInfo(code=1),
-        last_log_lines=[f"line {n}" for n in range(15)],
+        last_log_lines=[f"line {n}" for n in range(30)],
         remote_traceback="Traceback: deep",
     )
     replica = pb2.ReplicaFailure(
@@ -412,8 +412,9 @@ def test_failed_replica_is_told_with_its_log_and_its_rollback():
     lines = failure_lines([replica])
 
     assert lines[0] == "stage words failed in LOAD"
-    assert "    | line 14" in lines
-    assert "    | line 4" not in lines
+    assert "    | line 29" in lines
+    assert "    | line 10" in lines
+    assert "    | line 9" not in lines
     assert "  rolled back: stage 0 in 0.3 s" in lines
     assert "  rolled back: stage 2 NOT stopped: it does not die" in lines
     assert "Traceback: deep" in remote_tracebacks([replica])
