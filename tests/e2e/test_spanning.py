@@ -1,0 +1,245 @@
+"""Replicas whose stages have shards on two workers: served, seen, deleted, and failing as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import grpc
+import pytest
+
+from stagekeeper.client import DeployFailed, NotFound
+from stagekeeper.v1 import stage_service_pb2, stage_service_pb2_grpc, types_pb2
+from stagekeeper.wire.transport import CLIENT_OPTIONS
+from tests.e2e.spanning import (
+    NODES,
+    PLACES,
+    deployed,
+    nothing_left,
+    places,
+    settled,
+    shards,
+    two_agents,
+    whole,
+    wide,
+)
+from tests.harness.cluster import Cluster
+from tests.harness.command_line import command_line
+from tests.harness.waiting import wait_for
+
+
+async def test_replica_on_two_workers_serves_is_shown_and_leaves_nothing(cluster: Cluster) -> None:
+    await two_agents(cluster)
+    spec = wide(cluster)
+    async with cluster.client() as client:
+        await client.deploy(spec)
+        await whole(cluster, client, spec)
+        assert await places(client) == PLACES
+        known = await shards(client)
+        assert {place: record.shard_count for place, record in known.items()} == {
+            place: 1 if place[0] == "side" else 2 for place in PLACES
+        }
+
+        # Calls of clients reach shard 0 of the entry, and of a stage that is named.
+        assert await client.call("wide", "where") == {
+            "pid": known["front", 0].pid,
+            "stage": "front",
+            "shard": 0,
+        }
+        assert (await client.call("wide", "where", stage="back"))["shard"] == 0
+
+        # A shard on the other worker finds its siblings too: shard 0 of each, over there.
+        for sibling in ("back", "side"):
+            asked = await _asked_directly(known["front", 1], "ask", sibling)
+            assert f'"pid":{known[sibling, 0].pid}' in asked.replace(" ", "")
+
+        told = await command_line("status", endpoint=cluster.endpoint)
+        assert told.code == 0
+        for shown in ("front[0]", "front[1]", "back[1]", "side", "5/5", *NODES):
+            assert shown in told.out
+        held = {
+            it.worker_id: [device.reserved_bytes for device in it.devices]
+            for it in (await client.workers()).workers
+        }
+        share = int(0.2 * 1024**3)
+        assert held == {"node-1": [2 * share, share], "node-2": [2 * share, 0]}
+
+        await client.delete("wide")
+        assert cluster.stage_processes() == {}
+        await nothing_left(cluster, client)
+        with pytest.raises(NotFound):
+            await client.get("wide")
+
+
+async def _asked_directly(record: types_pb2.ShardRecord, endpoint: str, text: str) -> str:
+    """Call one shard as any gRPC client can, by its address."""
+    (url,) = [it.url for it in record.addresses if it.name == "stage"]
+    async with grpc.aio.insecure_channel(url, options=CLIENT_OPTIONS) as channel:
+        stub = stage_service_pb2_grpc.StageServiceStub(channel)
+        request = stage_service_pb2.CallRequest(
+            instance_id=record.instance_id,
+            endpoint=endpoint,
+            payload=types_pb2.Payload(content_type="application/json", text=f'"{text}"'),
+        )
+        return (await stub.Call(request, timeout=20)).payload.text
+
+
+async def test_stages_that_share_a_card_start_one_after_another_on_both_workers(
+    cluster: Cluster,
+) -> None:
+    await two_agents(cluster)
+    gate = cluster.directory / "gate"
+    spec = wide(cluster, front={"gate": str(gate), "gated_shard": 1})
+    async with cluster.client() as client:
+        creation = asyncio.create_task(client.deploy(spec))
+
+        async def first_is_up() -> bool:
+            known = await shards(client)
+            is_up = types_pb2.SHARD_STATE_READY
+            return {it for it in known if known[it].state == is_up} == {("front", 0), ("side", 0)}
+
+        await wait_for(first_is_up, "one shard of the first stage is up")
+        assert set(await shards(client)) == {("front", 0), ("front", 1), ("side", 0)}
+        assert not any(it.committed for it in (await shards(client)).values())
+        with pytest.raises(Exception, match="READY|NO_REPLICA"):
+            await client.call("wide", "where", timeout=0.5)
+        gate.touch()
+        await creation
+        known = await shards(client)
+        first = max(known["front", it].ready_time.ToDatetime() for it in (0, 1))
+        second = min(known["back", it].create_time.ToDatetime() for it in (0, 1))
+        assert first <= second
+
+
+async def test_recovery_U31_failed_shard_takes_the_other_worker_down_and_is_the_one_error(
+    cluster: Cluster,
+) -> None:
+    await two_agents(cluster)
+    never = str(cluster.directory / "never")
+    failing = {"fails": 1, "gate": never, "gated_shard": 0}
+    spec = wide(cluster, back=failing)
+    async with cluster.client() as client:
+        with pytest.raises(DeployFailed) as caught:
+            await client.deploy(spec)
+        # Shard 0 would have loaded for ever: it was ended, and no other error is told.
+        (failure,) = caught.value.failures
+        assert failure.worker_id == "node-2"
+        for told in ("back", "shard 1", "node-2", "weights of this shard are torn"):
+            assert told in failure.message, failure.message
+        await nothing_left(cluster, client)
+        assert len(await client.failures("wide")) == 1
+        undone = {(it.stage_name, it.worker_id) for it in failure.rollback}
+        assert {("back", "node-1"), ("front", "node-1"), ("front", "node-2")} <= undone
+        assert all(it.cleaned for it in failure.rollback)
+        again = wide(cluster)
+        await client.delete("wide")
+        await client.deploy(again)
+        await whole(cluster, client, again)
+
+
+async def test_worker_that_dies_and_stays_away_takes_the_start_down_on_the_other(
+    cluster: Cluster,
+) -> None:
+    await cluster.start_supervisor("--lease-s=2", "--lost-s=4")
+    await asyncio.gather(*(cluster.start_agent(node) for node in NODES))
+    gate = cluster.directory / "gate"
+    spec = wide(cluster, front={"gate": str(gate)})
+    async with cluster.client() as client:
+        creation = asyncio.create_task(client.deploy(spec))
+        await wait_for(lambda: len(cluster.stage_processes()) == 3, "all that may load does")
+        cluster.agents["node-2"].kill()
+        with pytest.raises(DeployFailed, match="node-2"):
+            await creation
+        # What it left is its next life's to undo: a machine that is gone is not asked.
+        await wait_for(lambda: len(cluster.stage_processes()) <= 1, "the other part is undone")
+
+        async def is_free() -> bool:
+            workers = (await client.workers()).workers
+            (first,) = [it for it in workers if it.worker_id == "node-1"]
+            return not any(it.reserved_bytes for it in first.devices)
+
+        await wait_for(is_free, "nothing is reserved on the worker that is left")
+        await cluster.start_agent("node-2")
+        await nothing_left(cluster, client)
+        gate.touch()
+        assert await settled(cluster, client, spec) == types_pb2.DEPLOYMENT_STATE_FAILED
+
+
+async def test_start_that_nobody_joins_is_undone_on_both_workers_when_its_lease_is_over(
+    cluster: Cluster,
+) -> None:
+    await two_agents(cluster, "--operation-lease-s=2")
+    gate = cluster.directory / "gate"
+    spec = wide(cluster, front={"gate": str(gate)})
+    async with cluster.client() as client:
+        creation = asyncio.create_task(deployed(client, spec))
+        await wait_for(lambda: len(cluster.stage_processes()) == 3, "all that may load does")
+        assert cluster.supervisor is not None
+        cluster.supervisor.kill()
+        await cluster.no_stage_left()
+        for agent in cluster.agents.values():
+            await agent.line("operation_lease_s")
+        await cluster.start_supervisor()
+        assert not await creation
+        deployment = await client.get("wide")
+        assert deployment.state == types_pb2.DEPLOYMENT_STATE_FAILED
+        assert "no supervisor joined it" in deployment.reason
+        gate.touch()
+        await settled(cluster, client, spec)
+
+
+async def test_recovery_U23_start_on_two_workers_is_cancelled_by_a_delete(cluster: Cluster) -> None:
+    await two_agents(cluster)
+    never = str(cluster.directory / "never")
+    spec = wide(cluster, front={"gate": never})
+    async with cluster.client() as client:
+        creation = asyncio.create_task(deployed(client, spec))
+        await wait_for(lambda: len(cluster.stage_processes()) == 3, "all that may load does")
+        await asyncio.wait_for(client.delete("wide"), 10.0)
+        assert not await creation
+        await nothing_left(cluster, client)
+        await client.deploy(wide(cluster))
+
+
+async def test_shard_that_dies_in_service_makes_the_replica_failed_and_deploy_mends_it(
+    cluster: Cluster,
+) -> None:
+    await two_agents(cluster)
+    spec = wide(cluster)
+    async with cluster.client() as client:
+        await client.deploy(spec)
+        os.kill((await shards(client))["back", 1].pid, signal.SIGKILL)
+
+        async def is_failed() -> bool:
+            return (await client.get("wide")).state == types_pb2.DEPLOYMENT_STATE_FAILED
+
+        await wait_for(is_failed, "the deployment is FAILED")
+        reason = (await client.get("wide")).replicas[0].reason
+        assert "back" in reason and "node-2" in reason
+        await client.deploy(spec)
+        await whole(cluster, client, spec)
+
+
+async def test_everything_killed_in_service_is_the_same_replica_again(cluster: Cluster) -> None:
+    await two_agents(cluster)
+    spec = wide(cluster)
+    async with cluster.client() as client:
+        await client.deploy(spec)
+        before = cluster.stage_processes()
+        known = await shards(client)
+        for program in (cluster.supervisor, *cluster.agents.values()):
+            assert program is not None
+            program.kill()
+        await two_agents(cluster)
+        await whole(cluster, client, spec)
+        assert cluster.stage_processes() == before
+        after = await shards(client)
+        assert {it: after[it].instance_id for it in after} == {
+            it: known[it].instance_id for it in known
+        }
+        # The next agents know where the siblings on the other worker are.
+        asked = await _asked_directly(after["front", 1], "ask", "side")
+        assert str(after["side", 0].pid) in asked
+        await client.delete("wide")
+        await nothing_left(cluster, client)
