@@ -118,6 +118,14 @@ class World:
             self.run.started(order)
         self.take()
 
+    def lose(self, worker_id: str) -> None:
+        """A worker that has reserved undoes its part by itself."""
+        self.has_failed = True
+        self.failed_stages |= set(self.parts[worker_id])
+        self.hold(worker_id)
+        self.run.part_lost(worker_id)
+        self.take()
+
     def hold(self, worker_id: str) -> None:
         if worker_id not in self.closed:
             self.dirty.add(worker_id)
@@ -135,6 +143,10 @@ def test_a_start_is_all_or_nothing_whatever_fails_and_in_whatever_order(start, d
             world.has_failed = world.is_given_up = True
             world.run.give_up()
             world.take()
+            continue
+        idle = world.reserved - {it.worker_id for it in world.open}
+        if can_fail and idle and data.draw(st.integers(0, 9), label="a part is lost") == 0:
+            world.lose(data.draw(st.sampled_from(sorted(idle)), label="whose"))
             continue
         order = data.draw(st.sampled_from(world.open), label="answered")
         fails = can_fail and data.draw(st.integers(0, 4), label="fails") == 0

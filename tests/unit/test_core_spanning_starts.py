@@ -1,4 +1,4 @@
-"""Starts over several workers: decided once, committed everywhere; joined, or stopped everywhere."""
+"""Starts over several workers: decided once, committed everywhere, joined, or stopped."""
 
 from __future__ import annotations
 

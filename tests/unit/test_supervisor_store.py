@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 
 import pytest
 
 from stagekeeper.core.commands import (
     Desired,
     EntombDeployment,
+    RemoveOperation,
     SaveDeployment,
+    SavedOperation,
     SaveEpoch,
     SaveFailure,
+    SaveOperation,
     SaveRoster,
 )
 from stagekeeper.core.ids import (
     NO_EPOCH,
     DeploymentName,
+    DeviceId,
     Epoch,
     FailureId,
     Generation,
     InstanceId,
+    OperationId,
     ReplicaIndex,
     StageId,
     WorkerId,
@@ -30,8 +36,13 @@ from stagekeeper.core.model import (
     Failure,
     FailureOrigin,
     MemoryNeed,
+    OperationPlan,
+    Peer,
+    ReplicaStart,
     StageSpec,
+    StageStart,
 )
+from stagekeeper.supervisor import store_rows
 from stagekeeper.supervisor.state_lock import StateDirTaken, StateLock
 from stagekeeper.supervisor.store import FILE_NAME, EpochLost, SqliteStore, StoreFailed
 
@@ -57,6 +68,31 @@ def failure(failure_id: str) -> Failure:
         InstanceId("i"),
     )
     return Failure(FailureId(failure_id), "EXITED", origin, "it exited")
+
+
+def start(operation_id: str, *workers: str) -> ReplicaStart:
+    spec = desired("d").spec.stages[0]
+    return ReplicaStart(
+        tuple(
+            OperationPlan(
+                OperationId(operation_id),
+                DeploymentName("d"),
+                ReplicaIndex(0),
+                Generation(FIRST, 1),
+                WorkerId(worker),
+                (StageStart(StageId(0), spec, (DeviceId("gpu"),), number, len(workers)),),
+                stage_count=1,
+                entry_stage_id=StageId(0),
+                spec_revision=1,
+            )
+            for number, worker in enumerate(workers)
+        )
+    )
+
+
+PEERS = tuple(
+    Peer(StageId(0), "s", number, InstanceId(f"i{number}"), f"h:{number}") for number in (0, 1)
+)
 
 
 @pytest.fixture
@@ -263,3 +299,69 @@ def test_owner_that_has_not_said_who_it_is_yet_may_be_waited_for(tmp_path):
     finally:
         first.release()
     assert caught.value.may_pass
+
+
+def test_starts_under_way_come_back_whole_until_they_are_removed(opened):
+    one, other = start("o-1", "w1", "wörker"), start("o-2", "w3")
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveOperation(SavedOperation(it)) for it in (one, other)])
+    assert store.load().operations == (SavedOperation(one), SavedOperation(other))
+
+    decided = SavedOperation(one, True, PEERS)
+    store.write(FIRST, [SaveOperation(decided), RemoveOperation(other.operation_id)])
+
+    assert store.load().operations == (decided,)
+    store.write(FIRST, [RemoveOperation(OperationId("nobody"))])
+    assert opened().load().operations == (decided,)
+
+
+def test_reign_that_is_over_writes_no_start(opened):
+    store = opened()
+    store.seize(SECOND)
+
+    with pytest.raises(EpochLost):
+        store.write(FIRST, [SaveOperation(SavedOperation(start("o-1", "w1")))])
+
+    assert store.load().operations == ()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE operations SET checksum = 0 WHERE operation_id = 'o-1'",
+        "UPDATE operations SET operation_id = 'o-9' WHERE operation_id = 'o-1'",
+    ],
+)
+def test_start_that_is_damaged_is_set_aside_alone(opened, path, damage):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveOperation(SavedOperation(start(it, "w1"))) for it in ("o-1", "o-2")])
+    with sqlite3.connect(path) as other:
+        other.execute(damage)
+
+    stored = store.load()
+
+    assert [it.start.operation_id for it in stored.operations] == ["o-2"]
+    assert len(stored.quarantined) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\0\0\1\0\0\0\5w", b"\0\0\0\1\0\0\0\2w\xff\xff"])
+def test_row_of_a_start_that_is_none_is_told(body):
+    with pytest.raises(store_rows.RowDamaged):
+        store_rows.operation_from_row(("o-1", body, 0, zlib.crc32(body)))
+
+
+def test_store_of_the_release_before_is_opened_with_all_it_has(tmp_path, opened, path):
+    with sqlite3.connect(path) as old:
+        old.executescript(f"BEGIN; {store_rows.SCHEMA} PRAGMA user_version = 1; COMMIT;")
+        row = store_rows.desired_to_row(desired("d"))
+        old.execute("INSERT INTO deployments VALUES (?,?,?,?,?,?,?)", row)
+        old.execute("UPDATE epoch SET number = 1, supervisor_id = 'a'")
+
+    stored = opened().load()
+
+    assert (stored.epoch, stored.desired, stored.operations) == (FIRST, (desired("d"),), ())
+    store = opened()
+    store.write(FIRST, [SaveOperation(SavedOperation(start("o-1", "w1")))])
+    assert len(store.load().operations) == 1
