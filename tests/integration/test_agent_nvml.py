@@ -17,7 +17,7 @@ from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, home_at
 from tests.fakes.nvml_library import GIB, LIB_RM_VERSION_MISMATCH, UNKNOWN, FakeNvml
-from tests.fakes.overseer import RESERVE, START, Overseer, plan, stage
+from tests.fakes.overseer import RESERVE, START, Overseer, gone, plan, stage
 from tests.fakes.refusals import refused
 from tests.harness.waiting import wait_for
 
@@ -297,3 +297,88 @@ async def test_mismatched_driver_is_told_although_nobody_asked_for_cards(nvml, o
 
     assert slice_.inventory_unknown
     assert not slice_.devices
+
+
+# --- the memory of what has ended
+
+
+def listed(nvml: Any, card: str, used_bytes: int, *pids: int) -> None:
+    """Have the card count this, and the driver list these processes on it."""
+    nvml.says_no_more("card", "process")
+    nvml.card(card, used_bytes=used_bytes)
+    nvml.says(*(f"process {card} {pid} {GIB}" for pid in pids))
+
+
+async def reserved_bytes(overseer: Overseer) -> int:
+    inventory = await overseer.agent.GetInventory(agent_pb2.GetInventoryRequest(), timeout=10)
+    return sum(device.reserved_bytes for device in inventory.devices)
+
+
+async def test_claim_is_free_only_when_the_driver_lists_the_processes_no_more(nvml, overseer, home):
+    """recovery-U12: freed when the memory is back; the cards are read for it, though not due."""
+    nvml.card(A, used_bytes=GIB)
+    await agent_on(nvml, home, "cuda", device_interval_s=600.0, memory_wait_s=60.0)
+    await overseer.hears(lambda it: it.devices, "it registers")
+    p = plan(stage("a", device=A))
+    await overseer.take(RESERVE, p)
+    await overseer.take(START, p)
+    await overseer.hears(lambda it: it.replica_states, "it is up")
+    pid = overseer.shards["a"].pid
+    listed(nvml, A, 9 * GIB, pid, 1)
+
+    cancelling = asyncio.create_task(overseer.cancel("op-1"))
+    await gone([pid])
+    seen = len(nvml.calls)
+    await wait_for(lambda: len(nvml.calls) > seen + 40, "it looks again and again")
+    assert not cancelling.done()
+    assert await reserved_bytes(overseer) == int(0.3 * 80 * GIB)
+    listed(nvml, A, 2 * GIB, 1)
+
+    record = await cancelling
+    assert record is not None
+    (entry,) = record.rollback
+    assert (entry.cleaned, entry.error) == (True, "")
+    assert (entry.memory_before_bytes, entry.memory_after_bytes) == (9 * GIB, 2 * GIB)
+    assert await reserved_bytes(overseer) == 0
+
+
+async def test_memory_that_does_not_come_back_is_waited_for_no_longer_than_set_and_is_told(
+    nvml, overseer, home
+):
+    nvml.card(A)
+    await agent_on(nvml, home, "cuda", memory_wait_s=1.0)
+    await overseer.hears(lambda it: it.devices, "it registers")
+    p = plan(stage("a", device=A))
+    await overseer.take(RESERVE, p)
+    await overseer.take(START, p)
+    await overseer.hears(lambda it: it.replica_states, "it is up")
+    pid = overseer.shards["a"].pid
+    listed(nvml, A, 9 * GIB, pid)
+
+    record = await overseer.cancel("op-1")
+
+    assert record is not None
+    (entry,) = record.rollback
+    assert entry.cleaned
+    assert f"device {A} still counts the memory of {pid} 1 s after their end" in entry.error
+    assert entry.memory_after_bytes == 9 * GIB
+    assert entry.duration_s >= 1.0
+    assert await reserved_bytes(overseer) == 0
+
+
+async def test_memory_that_nobody_can_tell_is_unknown_and_not_waited_for(nvml, overseer, home):
+    nvml.card(A)
+    await agent_on(nvml, home, "cuda", memory_wait_s=60.0)
+    await overseer.hears(lambda it: it.devices, "it registers")
+    p = plan(stage("a", device=A))
+    await overseer.take(RESERVE, p)
+    await overseer.take(START, p)
+    nvml.says(f"error nvmlDeviceGetCount {UNKNOWN}")
+
+    record = await asyncio.wait_for(overseer.cancel("op-1"), 30)
+
+    assert record is not None
+    (entry,) = record.rollback
+    assert entry.cleaned
+    assert not (entry.HasField("memory_before_bytes") or entry.HasField("memory_after_bytes"))
+    assert home.processes == {}

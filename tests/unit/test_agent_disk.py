@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import tracemalloc
 from pathlib import Path
 from urllib.parse import unquote
 
+import msgspec
 import pytest
 
 from stagekeeper.agent import records
@@ -15,7 +17,12 @@ from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
 from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines, tail
-from stagekeeper.agent.operation_store import KEPT_SLOTS, OperationFile, OperationStore
+from stagekeeper.agent.operation_store import (
+    KEPT_SLOTS,
+    OperationFile,
+    OperationStore,
+    StageClaims,
+)
 from stagekeeper.agent.records import KEPT_LOGS, RecordStore, StageRecord
 from stagekeeper.core.ids import (
     NO_EPOCH,
@@ -33,11 +40,16 @@ from stagekeeper.core.ids import (
 from stagekeeper.core.model import (
     DeviceClaim,
     EndpointInfo,
+    MemoryNeed,
     ModelInfo,
+    OperationPlan,
     OperationRecord,
+    Peer,
     RollbackRecord,
     ShardAddress,
     ShardRecord,
+    StageSpec,
+    StageStart,
 )
 from stagekeeper.core.states import OperationState, Phase, ShardState
 from stagekeeper.runtime.launch import Launch
@@ -264,6 +276,81 @@ def test_operation_comes_back_and_its_generation_outlives_it(directory):
     assert again.highest_generation(slot) == Generation(REIGN, 7)
     other = SlotKey(DeploymentName("m"), ReplicaIndex(1), StageId(1))
     assert again.highest_generation(other) is None
+
+
+def test_operation_comes_back_with_all_that_it_takes_to_go_on(directory):
+    plan = OperationPlan(
+        OperationId("op/7"),
+        DeploymentName("m"),
+        ReplicaIndex(0),
+        Generation(REIGN, 7),
+        WorkerId("w"),
+        (
+            StageStart(
+                StageId(1),
+                StageSpec(
+                    "talker",
+                    "a:B",
+                    devices=(0,),
+                    memory=MemoryNeed(utilization=0.1 + 0.2),
+                    shard_count=2,
+                    env=(("A", "1"), ("B", "=")),
+                    stall_timeout_s=1.5,
+                ),
+                (DeviceId("cpu:0"),),
+                shard_index=1,
+                shard_count=2,
+                restart_ages_s=(0.1, 2.0),
+            ),
+        ),
+        stage_count=2,
+        entry_stage_id=StageId(0),
+        spec_revision=3,
+        model=ModelInfo("m", "1", ("chat",)),
+    )
+    file = msgspec.structs.replace(
+        operation(7, OperationState.STARTING),
+        plan=plan,
+        asked_stage_ids=(StageId(1),),
+        peers=(Peer(StageId(0), "thinker", 0, InstanceId("i"), "10.0.0.1:1"),),
+        claims=(StageClaims(StageId(1), (DeviceClaim(DeviceId("cpu:0"), 3),)),),
+    )
+    OperationStore(directory).write(file)
+
+    (found,) = OperationStore(directory).load()
+
+    # A repeated step is compared with it, so not even a float may differ.
+    assert found == file
+    assert found.can_go_on
+
+
+def test_operation_of_an_earlier_release_is_read_and_cannot_go_on(directory):
+    OperationStore(directory).write(operation(7))
+    (path,) = directory.operations.glob("*.json")
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: fields[name] for name in ("record", "stage_ids")}))
+
+    (found,) = OperationStore(directory).load()
+
+    assert found.record == operation(7).record
+    assert not found.can_go_on
+
+
+def test_attempts_are_counted_over_the_records_of_one_generation(directory):
+    store = RecordStore(directory)
+    first = record("i1")
+    slot, generation = first.shard.slot, first.shard.generation
+    assert store.next_attempt(slot, generation) == 0
+    store.prepare(first, launch(directory, "i1"))
+    assert store.next_attempt(slot, generation) == 1
+
+    store.end(first)
+
+    again = RecordStore(directory)
+    again.load()
+    assert again.next_attempt(slot, generation) == 1
+    newer = Generation(generation.epoch, generation.n + 1)
+    assert again.next_attempt(slot, newer) == 0
 
 
 def test_generation_of_an_operation_counts_before_it_has_ended(directory):

@@ -236,3 +236,68 @@ def test_memory_of_a_stage_is_that_of_its_slices_and_each_carries_an_even_part()
 
     assert (first.device.used_bytes, second.device.used_bytes) == (59, 50)
     assert first.processes == (CardProcess(3, 9), CardProcess(7, 50))
+
+
+# --- looks that are not due
+
+
+async def test_look_that_is_wanted_is_made_at_once_and_the_next_one_is_due_as_ever():
+    async with World(card(A, used_bytes=1)) as world:
+        world.cards.there = Reading((card(A, used_bytes=2),))
+        await world.inventory.look_again(60)
+        assert world.inventory.report(()).devices[0].used_bytes == 2
+
+        await world.find(card(A, used_bytes=3))
+        assert world.inventory.report(()).devices[0].used_bytes == 3
+
+
+async def test_look_that_had_begun_before_it_was_wanted_does_not_count():
+    """It may have read the cards before what is to be seen on them had happened."""
+    world = World()
+    begun: list[asyncio.Event] = []
+
+    class Slow(Cards):
+        async def look(self) -> float:
+            begun.append(asyncio.Event())
+            await begun[-1].wait()
+            return await super().look()
+
+    world.inventory = Inventory([Slow(card(A))], world.ledger, world.clock)
+    world.inventory.follow(world.owner)
+    await world.clock.settle()
+    wanted = asyncio.create_task(world.inventory.look_again(60))
+    await world.clock.settle()
+
+    begun[0].set()
+    await world.clock.settle()
+    assert len(begun) == 2
+    assert not wanted.done()
+    begun[1].set()
+
+    await asyncio.wait_for(wanted, 5)
+    await world.owner.stop()
+
+
+async def test_look_that_does_not_end_is_waited_for_no_longer_than_wanted():
+    world = World()
+
+    class Hangs(Cards):
+        async def look(self) -> float:
+            await asyncio.Event().wait()
+            return 0.0
+
+    world.inventory = Inventory([Hangs(card(A))], world.ledger, world.clock)
+    world.inventory.follow(world.owner)
+    await world.clock.settle()
+
+    await asyncio.wait_for(world.inventory.look_again(0.01), 5)
+
+    await world.owner.stop()
+
+
+async def test_without_cards_that_are_looked_at_nothing_is_waited_for():
+    inventory = Inventory(
+        [HostMemory(parse_devices(("cpu:0=1GiB",), "w"))], Ledger(), VirtualClock()
+    )
+
+    await asyncio.wait_for(inventory.look_again(60), 5)

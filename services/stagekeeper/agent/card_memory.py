@@ -55,6 +55,10 @@ class CardMemory:
         found = [used.get(device_id) for device_id in device_ids]
         return sum(it or 0 for it in found) if None not in found else None
 
+    def pids_of(self, stage: StageProcess) -> frozenset[int]:
+        """Return which processes of a stage are on its cards: some may end unseen before others."""
+        return self._inventory.listed_of(stage)
+
     async def returns(self, stage: StageProcess, pids: Collection[int]) -> str:
         """Wait until no card of a stage lists these processes, which are gone.
 

@@ -63,7 +63,7 @@ async def _kill_until_gone(stage: StageProcess) -> bool:
     # Our hold began while the leader lived, so the session's number is still its own.
     session = handle.pid if handle is not None else None
     killed = False
-    pids = set() if session is None else {session}
+    pids = set(stage.card_pids) if session is None else {session, *stage.card_pids}
     while members := await _members(stage.instance_id, session):
         killed = True
         pids.update(member.pid for member in members)

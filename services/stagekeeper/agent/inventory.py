@@ -125,6 +125,12 @@ class Inventory:
         }
         return {it: listed.get(it, frozenset()) for it in device_ids}
 
+    def listed_of(self, stage: StageProcess) -> frozenset[int]:
+        """Return the pids on a stage's cards that are its own, as last read."""
+        listed = self.listed_on([claim.device_id for claim in stage.shard.devices])
+        pids = frozenset[int]().union(*listed.values())
+        return frozenset(pid for pid in pids if _belongs(pid, (stage,)))
+
     async def _follow(self, place: int, source: DeviceSource) -> None:
         followed = self._followed[place] = _Followed()
         try:

@@ -82,6 +82,7 @@ class StageProcess:
         memory_returns: waits until the memory of these pids is back, a while at most; returns what
             is to be said when it is not.
         memory_note: what that said.
+        card_pids: those of its processes that were seen on its cards before they ended.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class StageProcess:
         self.looks_without_answer = 0
         self.memory_returns: Callable[[Collection[int]], Awaitable[str]] = _at_once
         self.memory_note = ""
+        self.card_pids: frozenset[int] = frozenset()
 
     @property
     def record(self) -> StageRecord:

@@ -116,6 +116,8 @@ class Stages:
             budget_s: from now until SIGKILL; 0 kills at once.
         """
         stage.is_asked = True
+        if self.memory is not None:
+            stage.card_pids |= self.memory.pids_of(stage)
         if stage.state is not ShardState.STOPPING:
             stage.budget_is(budget_s)
             stage.move(ShardState.STOPPING, state_reason=reason, busy_for_s=None)
