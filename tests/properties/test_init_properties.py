@@ -1,12 +1,14 @@
 """The invariants of a start, over random plans, failures and orders of completion.
 
-First the machine under a simulated driver, where every interleaving can be had; then both real
-drivers, with the machine's decisions recorded and the order of completion drawn.
+First the machine under a simulated driver, where every interleaving can be had, limits and
+interrupts included; then both real drivers, with the machine's decisions recorded, the order of
+completion drawn, and the same invariants held against what the two functions themselves see.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,10 +69,14 @@ def plans(draw) -> Plan:
 
 
 def check_trace(plan: Plan, trace: Trace, outcome: dict | BaseException) -> None:
-    """Hold the invariants against what the machine ordered and recorded, in its order."""
+    """Hold the invariants against what the machine ordered and recorded, in its order.
+
+    A stage that is overdue has failed and is in flight still; should it come up, it is cleaned.
+    """
     in_flight: set[int] = set()
     up: list[int] = []
     failed: list[int] = []
+    overdue: set[int] = set()
     cleaned: list[int] = []
     is_interrupted = False
     group_of = {stage: group[0] for group in plan.groups for stage in group}
@@ -87,6 +93,11 @@ def check_trace(plan: Plan, trace: Trace, outcome: dict | BaseException) -> None
             up.append(stage)
         elif event == "failed":
             in_flight.remove(stage)
+            if stage not in overdue:
+                failed.append(stage)
+        elif event == "overdue":
+            assert stage in in_flight
+            overdue.add(stage)
             failed.append(stage)
         elif event == "interrupt":
             is_interrupted = True
@@ -104,12 +115,12 @@ def check_trace(plan: Plan, trace: Trace, outcome: dict | BaseException) -> None
         assert all(handle == f"h{stage}" for stage, handle in outcome.items())
         return
     assert cleaned == up[::-1], "all that came up is cleaned once, in reverse order"
-    assert not set(cleaned) & set(failed)
+    assert set(cleaned) & set(failed) <= overdue, "a stage that failed was cleaned"
     if isinstance(outcome, InitError):
         assert [outcome.stage_id, *outcome.also_failed] == failed
         assert set(outcome.cleanup_errors) == plan.cleanup_fails & set(cleaned)
         assert [entry.stage_id for entry in outcome.report.entries] == cleaned
-        assert type(outcome.__cause__) in KINDS
+        assert type(outcome.__cause__) in ([TimeoutError] if failed[0] in overdue else KINDS)
     else:
         assert is_interrupted
         assert len(outcome.__notes__) == 1
@@ -125,37 +136,57 @@ def group_of_stages(plan: Plan, first: int) -> list[int]:
 @in_its_time
 @given(plans(), st.data())
 def test_machine_keeps_the_invariants_in_any_interleaving(plan, data):
-    run: InitRun[int, str] = InitRun(plan.groups)
+    stages = sorted(plan.devices)
+    limits = data.draw(
+        st.dictionaries(st.sampled_from(stages), st.integers(1, 6)) if stages else st.just({})
+    )
+    run: InitRun[int, str] = InitRun(plan.groups, stage_timeout_s=limits)
     trace: Trace = []
     asking = plan.width  # runners that would ask for an order now
     orders: list[StartStage[int] | CleanStage[int, str]] = []
+    deadlines: dict[int, float] = {}
     interrupt: KeyboardInterrupt | None = None
+    now = 0.0
+
+    def pass_time() -> None:
+        nonlocal now
+        now += data.draw(st.sampled_from([0, 0, 0, 1, 2]))
+        for stage, deadline in sorted(deadlines.items(), key=lambda it: (it[1], it[0])):
+            if deadline <= now:
+                del deadlines[stage]
+                trace.append(("overdue", stage))
+
     while asking or orders:
         if interrupt is None and data.draw(st.integers(0, 9)) == 0:
             interrupt = KeyboardInterrupt()
             run.interrupt(interrupt)
             trace.append(("interrupt", -1))
             asking += 1  # as a driver sends one more to see to what is left
+        pass_time()
         if asking and (not orders or data.draw(st.booleans())):
             asking -= 1
-            order = run.next_order(now=0.0)
+            order = run.next_order(now=now)
             if order is not None:
                 orders.append(order)
                 kind = "start" if isinstance(order, StartStage) else "clean"
                 trace.append((kind, order.stage_id))
+            if isinstance(order, StartStage) and order.deadline is not None:
+                assert order.deadline == now + limits[order.stage_id]
+                deadlines[order.stage_id] = order.deadline
             continue  # a runner that gets nothing never asks again
         order = orders.pop(data.draw(st.integers(0, len(orders) - 1)))
         stage = order.stage_id
+        deadlines.pop(stage, None)
         if isinstance(order, CleanStage):
             assert order.handle == f"h{stage}"
             error = RuntimeError() if stage in plan.cleanup_fails else None
-            run.stage_cleaned(stage, error, now=0.0)
+            run.stage_cleaned(stage, error, now=now)
         elif stage in plan.fails:
             trace.append(("failed", stage))
-            run.stage_failed(stage, plan.fails[stage](), now=0.0)
+            run.stage_failed(stage, plan.fails[stage](), now=now)
         else:
             trace.append(("up", stage))
-            run.stage_succeeded(stage, f"h{stage}", now=0.0)
+            run.stage_succeeded(stage, f"h{stage}", now=now)
         asking += 1
     assert run.is_settled
     check_trace(plan, trace, run.error() or run.handles())
@@ -223,13 +254,100 @@ class RecordedRun(InitRun[Stage, Handle], Generic[Stage, Handle]):
 
 
 recorded: list[Trace] = []
+drivers: list[InterruptibleThreads[Any, Any]] = []
+
+
+class InterruptibleThreads(initializer._Threads[Stage, Handle]):
+    """The driver with threads, with a bell that can raise in the caller as a signal would."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._bell = Bell()  # type: ignore[assignment]
+        drivers.append(self)
+
+    def interrupt_caller(self) -> None:
+        self._bell.put(KeyboardInterrupt())  # type: ignore[arg-type]
+
+    def must_not_hold_the_lock(self) -> None:
+        """Fail when this thread holds the lock of its driver; others do for moments only."""
+        assert self._lock.acquire(timeout=WAIT_LIMIT_S), "called with the planner's lock held"
+        self._lock.release()
+
+
+class Bell:
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def put(self, ring: BaseException | None) -> None:
+        self._rings.put(ring)
+
+    def get(self) -> None:
+        ring = self._rings.get()
+        if ring is not None:
+            raise ring
 
 
 @contextmanager
 def recording() -> Iterator[list[Trace]]:
     recorded.clear()
-    with mock.patch.object(initializer, "InitRun", RecordedRun):
+    drivers.clear()
+    with (
+        mock.patch.object(initializer, "InitRun", RecordedRun),
+        mock.patch.object(initializer, "_Threads", InterruptibleThreads),
+    ):
         yield recorded
+
+
+class Seen:
+    """The run as its two functions see it. What is wrong is kept: raised there, it would be taken
+    for a failure of the stage."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.called: list[int] = []
+        self.cleaned: list[int] = []
+        self.wrong: list[str] = []
+        self._group_of = {stage: group[0] for group in plan.groups for stage in group}
+        self._in_init: set[int] = set()
+        self._in_clean: set[int] = set()
+        self._guard = threading.Lock()
+
+    @contextmanager
+    def init(self, stage: int) -> Iterator[None]:
+        with self._guard:
+            mine = self._group_of[stage]
+            earlier = [it for it in self.called if self._group_of[it] == mine]
+            self._expect(all(it < stage for it in earlier), f"{stage} after {earlier}")
+            others = {it for it in self._in_init if self._group_of[it] == mine}
+            self._expect(not others, f"{stage} overlaps {others}")
+            self._expect(not self.cleaned, f"{stage} begins after a cleanup")
+            self.called.append(stage)
+            self._in_init.add(stage)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._in_init.remove(stage)
+
+    @contextmanager
+    def clean(self, stage: int) -> Iterator[None]:
+        with self._guard:
+            self._expect(not self._in_init, f"{stage} is cleaned beside inits {self._in_init}")
+            self._expect(not self._in_clean, f"{stage} is cleaned beside {self._in_clean}")
+            self.cleaned.append(stage)
+            self._in_clean.add(stage)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._in_clean.remove(stage)
+
+    def is_over(self) -> bool:
+        """Whether the caller, who goes on now, has left nothing behind that still runs."""
+        return not self._in_init and not self._in_clean
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.wrong.append(what)
 
 
 class Turns:
@@ -254,6 +372,11 @@ class Turns:
             self._release()
             assert self._changed.wait_for(lambda: stage not in self._waiting, WAIT_LIMIT_S)
 
+    def let_all_go(self) -> None:
+        with self._changed:
+            self._has_failed = True
+            self._release()
+
     def _release(self) -> None:
         if self._has_failed:
             self._waiting.clear()
@@ -273,35 +396,59 @@ class Turns:
 
 
 @in_its_time
-@given(plans())
-def test_threads_keep_the_invariants(plan):
+@given(plans(), st.none() | st.integers(1, 8))
+def test_threads_keep_the_invariants(plan, interrupted_at):
+    """`interrupted_at`: in the how manieth init the caller is interrupted; None: in none."""
     turns = Turns(plan)
-    called: list[int] = []
-    cleaned: list[int] = []
+    seen = Seen(plan)
+    is_interrupted = threading.Event()
 
     def init(stage: int) -> str:
-        called.append(stage)
-        turns.wait(stage)
-        if stage in plan.fails:
-            raise plan.fails[stage]
-        return f"h{stage}"
+        [driver] = drivers
+        driver.must_not_hold_the_lock()
+        with seen.init(stage):
+            if len(seen.called) == interrupted_at and not is_interrupted.is_set():
+                is_interrupted.set()
+                driver.interrupt_caller()
+                wait_until_recorded(recorded[0], ("interrupt", -1))
+                turns.let_all_go()
+            turns.wait(stage)
+            if stage in plan.fails:
+                raise plan.fails[stage]
+            return f"h{stage}"
 
     def clean(stage: int, handle: str) -> None:
-        assert handle == f"h{stage}"
-        cleaned.append(stage)
-        if stage in plan.cleanup_fails:
-            raise KeyboardInterrupt
+        drivers[0].must_not_hold_the_lock()
+        with seen.clean(stage):
+            if handle != f"h{stage}":
+                seen.wrong.append(f"{stage} is cleaned with {handle}")
+            if stage in plan.cleanup_fails:
+                raise KeyboardInterrupt
 
     with recording() as traces:
         try:
             outcome: Any = run_init(plan.devices, init, clean, max_workers=plan.width)
-        except InitError as error:
+        except (InitError, KeyboardInterrupt) as error:
             outcome = error
+        is_over = seen.is_over()
+    assert is_over, "the caller goes on before all of it has ended"
     [trace] = traces
     check_trace(plan, trace, outcome)
-    assert sorted(called) == sorted(stage for event, stage in trace if event == "start")
-    assert cleaned == [stage for event, stage in trace if event == "clean"]
-    assert isinstance(outcome, dict) == (not plan.fails)
+    assert not seen.wrong
+    assert sorted(seen.called) == sorted(stage for event, stage in trace if event == "start")
+    assert seen.cleaned == [stage for event, stage in trace if event == "clean"]
+    if is_interrupted.is_set():
+        assert isinstance(outcome, KeyboardInterrupt)
+    else:
+        assert isinstance(outcome, dict) == (not plan.fails)
+
+
+def wait_until_recorded(trace: Trace, event: tuple[str, int]) -> None:
+    for _ in range(WAIT_LIMIT_S * 1000):
+        if event in trace:
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError(f"{event} was not recorded")
 
 
 @in_its_time
@@ -309,26 +456,26 @@ def test_threads_keep_the_invariants(plan):
 def test_tasks_keep_the_invariants(plan, cancelled_at):
     """`cancelled_at` counts the steps after which the caller is cancelled; None: it is not."""
     waiting: dict[int, asyncio.Event] = {}
-    called: list[int] = []
-    cleaned: list[int] = []
+    seen = Seen(plan)
 
     async def init(stage: int) -> str:
-        called.append(stage)
-        gate = waiting[stage] = asyncio.Event()
-        try:
-            await gate.wait()
-        finally:
-            waiting.pop(stage, None)
-        if stage in plan.fails:
-            raise plan.fails[stage]
-        return f"h{stage}"
+        with seen.init(stage):
+            gate = waiting[stage] = asyncio.Event()
+            try:
+                await gate.wait()
+            finally:
+                waiting.pop(stage, None)
+            if stage in plan.fails:
+                raise plan.fails[stage]
+            return f"h{stage}"
 
     async def clean(stage: int, handle: str) -> None:
-        assert handle == f"h{stage}"
-        cleaned.append(stage)
-        await asyncio.sleep(0)
-        if stage in plan.cleanup_fails:
-            raise KeyboardInterrupt
+        with seen.clean(stage):
+            if handle != f"h{stage}":
+                seen.wrong.append(f"{stage} is cleaned with {handle}")
+            await asyncio.sleep(0)
+            if stage in plan.cleanup_fails:
+                raise KeyboardInterrupt
 
     async def play() -> Any:
         caller = asyncio.create_task(
@@ -344,6 +491,7 @@ def test_tasks_keep_the_invariants(plan, cancelled_at):
             elif waiting:
                 waiting.pop(min(waiting, key=plan.rank.__getitem__)).set()
         assert caller.done()
+        assert seen.is_over()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         if caller.cancelled():
             try:
@@ -356,7 +504,8 @@ def test_tasks_keep_the_invariants(plan, cancelled_at):
         outcome = asyncio.run(play())
     [trace] = traces
     check_trace(plan, trace, outcome)
-    assert called == [stage for event, stage in trace if event == "start"]
-    assert cleaned == [stage for event, stage in trace if event == "clean"]
+    assert not seen.wrong
+    assert seen.called == [stage for event, stage in trace if event == "start"]
+    assert seen.cleaned == [stage for event, stage in trace if event == "clean"]
     if cancelled_at is None:
         assert isinstance(outcome, dict) == (not plan.fails)
