@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from stagekeeper.core.command_check import cancel_problems, plan_problems, stop_problems
+from stagekeeper.core.command_check import (
+    asked_problems,
+    cancel_problems,
+    peer_problems,
+    plan_problems,
+    stop_problems,
+)
 from stagekeeper.core.ids import Epoch, Generation
-from stagekeeper.core.model import MemoryNeed, ModelInfo, OperationPlan, StageStart
+from stagekeeper.core.model import MemoryNeed, ModelInfo, OperationPlan, Peer, StageStart
 from tests.plain import SlotKey
 from tests.worlds import stage_spec
 
@@ -68,7 +74,11 @@ def on_cards(cards: tuple[int, ...], ids: tuple[str, ...]) -> Any:
         (plan(model=ModelInfo("x" * 256)), "model.name"),
         (plan(stages=(start(spec=stage_spec("")),)), "stages[0].spec.name"),
         (plan(stages=(start(spec=stage_spec(args_json="[")),)), "stages[0].spec.args_json"),
-        (plan(stages=(start(shard_index=1),)), "stages[0].shard_count"),
+        (plan(stages=(start(shard_index=1),)), "stages[0].shard_index"),
+        (plan(stages=(start(shard_index=1, shard_count=2),)), ""),
+        (plan(stages=(start(shard_index=999, shard_count=1_000),)), ""),
+        (plan(stages=(start(shard_count=0),)), "stages[0].shard_count"),
+        (plan(stages=(start(shard_count=1_001),)), "stages[0].shard_count"),
         (plan(stages=(start(restart_ages_s=(0.0, 31_536_000.0)),)), ""),
         (plan(stages=(start(restart_ages_s=(float("nan"),)),)), "stages[0].restart_ages_s"),
         (plan(stages=(start(restart_ages_s=(-1.0,)),)), "stages[0].restart_ages_s"),
@@ -119,3 +129,40 @@ def test_a_stop_is_judged_on_both_sides_of_every_edge(slot, up_to, budget_s, pat
 )
 def test_a_cancellation_names_an_operation(operation_id, is_sound) -> None:
     assert (cancel_problems(operation_id) == []) is is_sound
+
+
+@pytest.mark.parametrize(
+    ("asked", "paths"),
+    [
+        ((), []),
+        ((1, 0, 1), []),
+        ((0, 2), ["start_stage_ids[1]"]),
+        ((7, 2), ["start_stage_ids[0]", "start_stage_ids[1]"]),
+    ],
+)
+def test_stages_to_start_are_some_of_the_plans(asked, paths) -> None:
+    assert [it.path for it in asked_problems(plan(), asked)] == paths
+
+
+def peer(stage_id: int = 0, shard_index: int = 1, **changes: Any) -> Any:
+    fields = {"stage_name": "s", "instance_id": "i", "url": "10.0.0.1:1", **changes}
+    return Peer(stage_id=stage_id, shard_index=shard_index, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("peers", "path"),
+    [
+        ([], ""),
+        ([peer(0), peer(1), peer(0, 999)], ""),
+        ([peer(2)], "peers[0].stage_id"),
+        ([peer(0, 1_000)], "peers[0].shard_index"),
+        ([peer(stage_name="")], "peers[0].stage_name"),
+        ([peer(instance_id="")], "peers[0].instance_id"),
+        ([peer(url="x" * 256)], "peers[0].url"),
+        ([peer(0), peer(0)], "peers[1]"),
+        ([peer(0, 0)], "peers[0]"),  # it lies here
+        ([peer(0, index) for index in range(1, 1_000)] * 5, "peers"),
+    ],
+)
+def test_peers_are_judged_on_both_sides_of_every_edge(peers, path) -> None:
+    assert [it.path for it in peer_problems(plan(), peers)] == ([path] if path else [])
