@@ -38,6 +38,8 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         start_fails: a START is rolled back with this message, when it is not empty.
         holds_back: stages that do not come up until `may_start` is set; None: all.
         commit_fails: a COMMIT rolls back with this message, when it is not empty.
+        reserve_refused: a RESERVE finds no room, with this message, when it is not empty.
+        refuses_commits: a COMMIT is answered as if nobody were there.
         peers: what the last COMMIT told of other workers.
         breaks: so many InitStage streams are broken off before their outcome.
         calls: what was asked, in order.
@@ -66,6 +68,8 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         self.start_fails = ""
         self.holds_back: set[int] | None = None
         self.commit_fails = ""
+        self.reserve_refused = ""
+        self.refuses_commits = False
         self.peers: list[types_pb2.Peer] = []
         self.breaks = 0
         self.calls: list[str] = []
@@ -125,6 +129,8 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
             if request.step != agent_service_pb2.OPERATION_STEP_RESERVE:
                 problem = FieldProblem("step", "begin with RESERVE")
                 raise bad_fields([problem], "the operation")
+            if self.reserve_refused:
+                raise Refused(Reason.ADMISSION_REFUSED, self.reserve_refused)
             self.operations[request.operation_id] = types_pb2.OperationRecord(
                 operation_id=request.operation_id,
                 deployment=request.deployment,
@@ -155,6 +161,8 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
             request.step == agent_service_pb2.OPERATION_STEP_COMMIT
             and operation.state == types_pb2.OPERATION_STATE_STARTED
         ):
+            if self.refuses_commits:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "nobody is there")
             self.peers = list(request.peers)
             if self.commit_fails:
                 self._roll_back(operation, self.commit_fails)

@@ -78,7 +78,7 @@ def without_address(cluster: Cluster, start: ReplicaStart) -> WorkerId | None:
 
 
 def peers_of(cluster: Cluster, start: ReplicaStart) -> tuple[Peer, ...] | None:
-    """Return where all shards of a start serve; None until every worker reports its own.
+    """Return where all shards of a start serve, by stage and shard; None until all are reported.
 
     None at all where one worker has all of the replica: it knows that itself.
     """
@@ -86,10 +86,11 @@ def peers_of(cluster: Cluster, start: ReplicaStart) -> tuple[Peer, ...] | None:
         return ()
     if without_address(cluster, start) is not None:
         return None
+    shards = [it for worker_id in start.worker_ids for it in _serving(cluster, start, worker_id)]
+    shards.sort(key=lambda it: (it.stage_id, it.shard_index))
     return tuple(
         Peer(it.stage_id, it.stage_name, it.shard_index, it.instance_id, _url_of(it))
-        for worker_id in start.worker_ids
-        for it in _serving(cluster, start, worker_id)
+        for it in shards
     )
 
 

@@ -13,6 +13,7 @@ not give.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -92,7 +93,8 @@ class OperationRun:
         self._records: dict[WorkerId, OperationRecord] = {}
         self._first: OperationEnded | None = None
         self._reserved: set[WorkerId] = set()
-        self._busy: set[WorkerId] = set()
+        self._in_flight: Counter[WorkerId] = Counter()
+        self._landed = asyncio.Event()
         self._woken = asyncio.Event()
 
     async def run(self) -> OperationStarted | OperationEnded:
@@ -147,7 +149,7 @@ class OperationRun:
         is_start = isinstance(order, StartStages)
         stage_ids = order.stage_ids if isinstance(order, StartStages) else ()
         step = agent_pb2.OPERATION_STEP_START if is_start else agent_pb2.OPERATION_STEP_RESERVE
-        self._busy.add(order.worker_id)
+        self._in_flight[order.worker_id] += 1
         try:
             record = await self._say(order.worker_id, step, stage_ids)
         except AgentError as error:
@@ -155,7 +157,9 @@ class OperationRun:
             self._fail(order, None, error=str(error), reason=error.reason, is_clean=is_refused)
             return
         finally:
-            self._busy.discard(order.worker_id)
+            self._in_flight[order.worker_id] -= 1
+            landed, self._landed = self._landed, asyncio.Event()
+            landed.set()
         self._records[order.worker_id] = record
         if isinstance(order, Reserve) and record.state in _RESERVED:
             crash_points.reached("operation-reserved")
@@ -178,6 +182,7 @@ class OperationRun:
         is_clean: bool = False,
     ) -> None:
         self._note_first(order.worker_id, record, error, reason)
+        crash_points.reached("step-failed")
         self._run.failed(order, is_clean=is_clean)
 
     def _note_first(
@@ -211,6 +216,7 @@ class OperationRun:
                     return
                 if record is not None:
                     self._records[worker_id] = record
+                crash_points.reached("part-undone")
                 return
         finally:
             self._run.undone(worker_id)
@@ -271,7 +277,9 @@ class OperationRun:
             finally:
                 pause.cancel()
                 waking.cancel()
-            if worker_id in self._reserved and worker_id not in self._busy:
+            while other_life.is_set() and self._in_flight[worker_id]:
+                await self._landed.wait()  # its answer may be older than what is to be looked at
+            if worker_id in self._reserved and not self._in_flight[worker_id]:
                 await self._join(worker_id)
 
     async def _join(self, worker_id: WorkerId) -> None:
@@ -288,9 +296,8 @@ class OperationRun:
                 return
             self._records[worker_id] = record
             self._note_first(worker_id, record, "", "")
-        if worker_id not in self._busy:  # otherwise the step in flight tells
-            self._run.part_lost(worker_id)
-            self._woken.set()
+        self._run.part_lost(worker_id)
+        self._woken.set()
 
     # What is in the way.
 
