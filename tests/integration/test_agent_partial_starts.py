@@ -174,14 +174,14 @@ async def test_failure_lets_what_is_in_flight_end_and_undoes_what_every_call_bro
     """recovery-U31, the part of one worker's agent"""
     p = plan(
         stage("first", device="cpu:0"),
-        slow("flying", home),
+        slow("flying", home, device="cpu:0"),
         stage("bad", "sample_stages:Broken", device="cpu:1"),
         stage("never", device="cpu:1"),
-        slow("waits", home, device="cpu:0"),
+        slow("next", home, device="cpu:0"),
     )
     await overseer.take(RESERVE, p)
     assert (await overseer.take(START, p, **only(0))).state == STARTING
-    flying = asyncio.create_task(overseer.take(START, p, **only(1)))
+    flying = asyncio.create_task(overseer.take(START, p, **only(1, 4)))
     await overseer.hears(lambda it: "flying" in overseer.shards, "it loads")
     failing = asyncio.create_task(overseer.take(START, p, **only(2, 3)))
     await overseer.hears(
