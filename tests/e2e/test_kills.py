@@ -16,7 +16,6 @@ import pytest
 
 from stagekeeper.client import Client, DeployFailed, NotFound, StagekeeperError
 from stagekeeper.core.states import Phase
-from stagekeeper.runtime.crash_points import SUPERVISOR_POINTS
 from stagekeeper.runtime.crash_points import VARIABLE as KILL_AT
 from stagekeeper.v1 import types_pb2
 from tests.e2e.specs import Spec, chain, echo
@@ -44,6 +43,12 @@ START_POINTS = (
 ROLLBACK_POINTS = ("rollback-written", "stopping-written", "stop-gone", "rolled-back")
 STOP_POINTS = ("stopping-written", "stop-asked", "stop-gone", "stopped", "stopping-written#2")
 FAILURE_POINTS = ("failure-spooled", "failed-written")
+CREATION_POINTS = (
+    "desired-written",
+    "operation-reserved",
+    "operation-started",
+    "operation-committed",
+)
 
 
 @pytest.mark.parametrize("point", START_POINTS)
@@ -123,7 +128,7 @@ async def test_supervisor_killed_while_a_stage_is_in_a_phase(
         await _settled(cluster, client, _gated(cluster))
 
 
-@pytest.mark.parametrize("point", SUPERVISOR_POINTS)
+@pytest.mark.parametrize("point", CREATION_POINTS)
 async def test_supervisor_killed_during_a_creation(cluster: Cluster, point: str) -> None:
     await cluster.start_supervisor(env={KILL_AT: point})
     assert cluster.supervisor is not None

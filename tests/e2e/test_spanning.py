@@ -102,7 +102,7 @@ async def test_stages_that_share_a_card_start_one_after_another_on_both_workers(
         await wait_for(first_is_up, "one shard of the first stage is up")
         assert set(await shards(client)) == {("front", 0), ("front", 1), ("side", 0)}
         assert not any(it.committed for it in (await shards(client)).values())
-        with pytest.raises(Exception, match="READY|NO_REPLICA"):
+        with pytest.raises(Exception, match=r"READY|NO_REPLICA"):
             await client.call("wide", "where", timeout=0.5)
         gate.touch()
         await creation

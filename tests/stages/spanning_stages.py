@@ -19,6 +19,7 @@ class Gang(Stage):
         gate: a file; a shard loads until it exists. Empty: there is none.
         gated_shard: which shard the gate holds up; -1 means all.
         fails: the shard that cannot load; -1 means none.
+        torn: a file; `fails` counts only while it exists. Empty: it counts always.
         waits: whether a shard waits for the others.
     """
 
@@ -29,12 +30,14 @@ class Gang(Stage):
         gate: str = "",
         gated_shard: int = -1,
         fails: int = -1,
+        torn: str = "",
         waits: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.gate = Path(gate) if gate else None
         self.is_gated = gated_shard in (-1, self.shard_index)
         self.fails = fails == self.shard_index
+        self.torn = Path(torn) if torn else self.folder
         self.waits = waits
 
     def load(self) -> None:
@@ -44,7 +47,7 @@ class Gang(Stage):
             time.sleep(0.01)
         while self.gate is not None and self.is_gated and not self.gate.exists():
             time.sleep(0.01)
-        if self.fails:
+        if self.fails and self.torn.exists():
             raise RuntimeError("weights of this shard are torn")
 
     @endpoint(idempotent=True)

@@ -44,6 +44,8 @@ AGENT_POINTS: Final = (
 SUPERVISOR_POINTS: Final = (
     "desired-written",  # a wish is in the store, nothing was done about it, nobody was answered
     "operation-reserved",  # an agent has reserved, and was not told to start
+    "step-failed",  # an agent could not do a step, and no other one was told to undo its part
+    "part-undone",  # an agent has undone its part, and the registry does not know
     "operation-started",  # every stage is READY, and nothing is committed
     "commit-decided",  # it is on disk that a start on several workers is committed, none was told
     "operation-committed",  # an agent has committed, and the registry does not know
