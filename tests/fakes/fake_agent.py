@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Container
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -112,6 +112,11 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         for operation_id in reply.settled_operation_ids:
             self.operations.pop(operation_id, None)
 
+    async def _report(self) -> None:
+        """Put the slice in the midst of a command: that goes on whether or not anybody hears."""
+        with suppress(grpc.RpcError):
+            await self.register()
+
     def _check(self, header: agent_service_pb2.CommandHeader) -> None:
         if header.epoch != self.epoch:
             raise Refused(Reason.STALE_EPOCH, "not registered with this reign")
@@ -149,7 +154,7 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
             for phase in (types_pb2.PHASE_LOAD, types_pb2.PHASE_LOAD, types_pb2.PHASE_MEASURE):
                 yield _progress(request, phase)
             self._put_shards(request, types_pb2.SHARD_STATE_STARTING, asked)
-            await self.register()
+            await self._report()
             if self.breaks:
                 self.breaks -= 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
@@ -169,7 +174,7 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
             else:
                 operation.state = types_pb2.OPERATION_STATE_COMMITTED
                 self._put_shards(request, types_pb2.SHARD_STATE_READY, committed=True)
-            await self.register()
+            await self._report()
         yield agent_service_pb2.InitStageResponse(outcome=operation)
 
     async def _finish_start(
@@ -186,7 +191,7 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
             if up == {stage.stage_id for stage in request.stages}:
                 operation.state = types_pb2.OPERATION_STATE_STARTED
             self._put_shards(request, types_pb2.SHARD_STATE_READY, asked)
-        await self.register()
+        await self._report()
 
     def _put_shards(
         self,
@@ -241,7 +246,7 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         if operation is not None and operation.state not in _ENDED:
             self._roll_back(operation, request.reason)
             self.may_start.set()
-            await self.register()
+            await self._report()
         return agent_service_pb2.CancelOperationResponse(operation=operation)
 
     @answers_refusals
@@ -252,7 +257,7 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
         self.calls.append(f"STOP {key[0]}/{key[1]}/{key[2]}")
         self._check(request.header)
         stopped = self.shards.pop(key, None)
-        await self.register()
+        await self._report()
         return agent_service_pb2.StopStageResponse(stopped_count=1 if stopped else 0)
 
     async def GetInventory(

@@ -215,6 +215,29 @@ class Protocol(RuleBasedStateMachine):
         command = data.draw(st.sampled_from(self.queue))
         self.command(command, is_lost=not is_answer_lost)
 
+    @precondition(lambda self: len(self.decided()) == 1)
+    @rule(
+        data=st.data(),
+        worker=st.sampled_from([0, 1]),
+        after=st.sampled_from(["undone", "dies", "is deleted", "supervisor"]),
+    )
+    def half_of_it_is_committed(self, data: Any, worker: int, after: str) -> None:
+        """One part is committed, and then something happens to the other one."""
+        commits = [it for it in self.queue if isinstance(it, CommitOperation)]
+        if len(commits) != 2:
+            return
+        one, other = commits[worker], self.agents[commits[1 - worker].target.worker_id]
+        self.command(one, is_lost=data.draw(st.booleans()))
+        operation = other.operations.get(one.operation_id)
+        if after == "undone" and operation is not None and operation.state is _S.STARTED:
+            other.roll_back(operation, to_the_end=data.draw(st.booleans()))
+        elif after == "dies":
+            other.die()
+        elif after == "is deleted":
+            self.listen(self.world.delete())
+        elif after == "supervisor":
+            self.the_supervisor_dies(0)
+
     @rule(worker=st.sampled_from(WORKERS), reports=st.booleans())
     def an_agent_gets_on(self, worker: str, reports: bool) -> None:
         """What is under way there comes to its end."""
@@ -259,9 +282,11 @@ class Protocol(RuleBasedStateMachine):
             agent.live_again()
             self.register(agent)
 
-    @rule()
-    def the_supervisor_dies(self) -> None:
+    @rule(is_spared=st.integers(0, 2))
+    def the_supervisor_dies(self, is_spared: int) -> None:
         """All but what it wrote is gone; agents find the next one in their own time."""
+        if is_spared:
+            return
         self.reign = Epoch(self.reign.number + 1, REIGN.supervisor_id)
         self.world = World(
             desired=list(self.store.desired.values()),
@@ -274,7 +299,7 @@ class Protocol(RuleBasedStateMachine):
         self.runs.clear()
         self.queue.clear()
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 11.0, 70.0]), are_heard=st.booleans())
+    @rule(seconds=st.sampled_from([0.5, 1.0, 1.0, 3.0, 3.0, 11.0, 70.0]), are_heard=st.booleans())
     def time_passes(self, seconds: float, are_heard: bool) -> None:
         self.world.now += seconds
         for agent in self.agents.values():
@@ -407,6 +432,10 @@ class Protocol(RuleBasedStateMachine):
             if is_lost:
                 record, reason = None, ""
             self.tell(CommitEnded(*where, command.operation_id, record, error, reason))
+
+    def decided(self) -> list[Any]:
+        book = self.world.registry._cluster.operations
+        return [it for it in book.by_id.values() if it.is_beyond_recall]
 
     def undoable(self) -> Iterator[tuple[ModelAgent, ModelOperation]]:
         for agent in self.agents.values():
