@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import threading
 import tracemalloc
 from pathlib import Path
@@ -10,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from stagekeeper.agent import records
+from stagekeeper.agent import durable_file, records
 from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
@@ -134,6 +136,30 @@ def test_damaged_identity_is_refused_with_what_to_do(tmp_path):
 
     with pytest.raises(IdentityUnreadable, match="move it away"):
         AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0)
+
+
+def test_file_is_flushed_before_it_has_its_name_and_its_folder_afterwards(tmp_path, monkeypatch):
+    """What an agent obeys, starts or tells is on disk before: a power cut takes none of it back."""
+    done = []
+    fsync, rename = os.fsync, os.rename
+
+    def flush(descriptor):
+        fsync(descriptor)
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        done.append(f"{kind} flushed")
+
+    def name(source, target):
+        rename(source, target)
+        done.append("named")
+
+    monkeypatch.setattr(durable_file.os, "fsync", flush)
+    monkeypatch.setattr(durable_file.os, "rename", name)
+    identity = AgentIdentity.next_life(tmp_path / "i", WorkerId("w"), recorded_incarnation=0)
+    done.clear()
+
+    identity.note_epoch(Epoch(5, "b"))
+
+    assert done == ["file flushed", "named", "folder flushed"]
 
 
 # --- stage records
