@@ -185,6 +185,8 @@ async def test_repeats_join_and_change_nothing(overseer, home, agent):
     gate(home, "s").touch()
 
     assert [(await start).state for start in starts[1:]] == [STARTED, STARTED]
+    for step in (RESERVE, START):  # the answer was lost, say
+        assert (await overseer.take(step, p)).state == STARTED
     assert [(await overseer.take(COMMIT, p)).state for _ in range(2)] == [COMMITTED, COMMITTED]
     assert len(home.processes) == 1
     await overseer.hears(lambda it: not it.operations, "the operation is settled")

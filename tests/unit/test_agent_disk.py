@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from stagekeeper.agent import durable_file, records
+from stagekeeper.agent import records
 from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
@@ -152,8 +152,8 @@ def test_file_is_flushed_before_it_has_its_name_and_its_folder_afterwards(tmp_pa
         rename(source, target)
         done.append("named")
 
-    monkeypatch.setattr(durable_file.os, "fsync", flush)
-    monkeypatch.setattr(durable_file.os, "rename", name)
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "rename", name)
     identity = AgentIdentity.next_life(tmp_path / "i", WorkerId("w"), recorded_incarnation=0)
     done.clear()
 

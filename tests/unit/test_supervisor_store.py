@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -165,6 +166,16 @@ def test_failures_are_kept_once_each_and_only_the_newest(opened):
     for failure_id in ("1", "2", "2", "3", "1"):
         store.write(FIRST, [SaveFailure(failure(failure_id))])
     assert [kept.failure_id for kept in store.load().failures] == ["3", "1"]
+
+
+def test_failure_that_is_told_again_is_left_as_it_was_in_its_place(opened):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveFailure(failure("1")), SaveFailure(failure("2"))])
+
+    store.write(FIRST, [SaveFailure(replace(failure("1"), message="it is told otherwise"))])
+
+    assert store.load().failures == (failure("1"), failure("2"))
 
 
 @pytest.mark.parametrize(
