@@ -47,7 +47,7 @@ class Effort:
 
 
 QUICK = Effort()
-LONG = Effort(values=8, rounds=1_000, quick_values=60)
+LONG = Effort(values=4, rounds=300, quick_values=60)
 
 
 async def _nothing(verdict: Verdict) -> None:
