@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -375,7 +376,7 @@ def test_failure_is_spooled_once_and_leaves_when_it_is_settled(directory):
     )
     spool = FailureSpool(directory)
     spool.add(failure)
-    spool.add(failure)
+    spool.add(replace(failure, message="it is told otherwise"))
     assert failure.failure_id == failure_id_of(InstanceId("i1"), "EXITED")
     assert failure.last_log_lines == tuple(str(it) for it in range(10, 30))
 
