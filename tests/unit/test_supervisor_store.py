@@ -160,6 +160,18 @@ def test_failed_write_leaves_nothing_of_its_batch(opened, path):
         assert other.execute("SELECT count(*) FROM deployments").fetchone() == (0,)
 
 
+def test_roster_that_may_be_lost_leaves_all_else_as_durable_as_before(opened):
+    store = opened()
+    store.seize(FIRST)
+
+    store.write_roster(FIRST, [WorkerId("w")])
+    with pytest.raises(EpochLost):
+        store.write_roster(SECOND, [])
+
+    (level,) = store._connection.execute("PRAGMA synchronous").fetchone()
+    assert level == 2, "FULL: a write is on disk before anybody hears of it"
+
+
 def test_failures_are_kept_once_each_and_only_the_newest(opened):
     store = opened(failure_limit=2)
     store.seize(FIRST)
