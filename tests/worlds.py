@@ -65,7 +65,7 @@ from stagekeeper.core.model import (
 from stagekeeper.core.rederivation import context_of
 from stagekeeper.core.registry import Registry, RegistrySettings
 from stagekeeper.core.stage_sets import Claim
-from stagekeeper.core.states import OperationState, ShardState
+from stagekeeper.core.states import OperationState, ReplicaState, ShardState, WorkerState
 
 GIB = 2**30
 REIGN = Epoch(5, "supervisor-five")
@@ -371,6 +371,12 @@ def check_books(cluster: Cluster) -> None:
     }
     assert {name: +counts for name, counts in cluster.counts.items() if +counts} == counted
     assert not cluster.moved and not cluster.news
+    for view in kept.values():
+        is_well = view.state is ReplicaState.READY and all(
+            shard.worker_state is WorkerState.ALIVE for shard in view.shards
+        )
+        assert bool(view.next_action) is not is_well, "what happens next is said where it matters"
+        assert view.next_action or view.timer is None
     for name in cluster.visible:
         composed = cluster.compose(name)
         assert composed is not None

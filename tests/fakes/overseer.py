@@ -56,11 +56,13 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
 
     Attributes:
         settles: whether failures and ended operations are settled when they are reported.
+        settled_too: operations that every answer to a registration calls settled, ended or not.
     """
 
     def __init__(self, *, settles: bool = True, pace_s: float = 0.2) -> None:
         self.epoch = REIGN
         self.settles = settles
+        self.settled_too: list[str] = []
         self.pace_s = pace_s
         self.registrations: list[pb.RegisterWorkerRequest] = []
         self.heartbeat_count = 0
@@ -104,9 +106,8 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
             epoch=epoch_to_proto(self.epoch),
             next_heartbeat_s=self.pace_s,
             settled_failure_ids=[it.failure_id for it in request.failures if self.settles],
-            settled_operation_ids=[
-                it.operation_id for it in request.operations if self.settles and it.state in ended
-            ],
+            settled_operation_ids=self.settled_too
+            + [it.operation_id for it in request.operations if self.settles and it.state in ended],
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> Any:

@@ -40,14 +40,14 @@ class Effort:
         quick_values: of each field, in a row; the state is looked at behind all of them.
     """
 
-    values: int = 2
-    rounds: int = 20
-    quick_values: int = 6
+    values: int = 1
+    rounds: int = 15
+    quick_values: int = 3
     seed: int = 0
 
 
 QUICK = Effort()
-LONG = Effort(values=8, rounds=1_000, quick_values=60)
+LONG = Effort(values=4, rounds=300, quick_values=60)
 
 
 async def _nothing(verdict: Verdict) -> None:
@@ -106,7 +106,7 @@ class Target:
         """Send many values of each field; what is answered is looked at now and then."""
         chance = random.Random(f"{effort.seed} {label(self.method)} in a row")
         verdict = None
-        for request in each_field(self.sound, chance, effort.quick_values):
+        for request in each_field(self.sound, chance, effort.quick_values, has_worst=True):
             if self.is_sent(request):
                 verdict = await judge(self.channel, self.method, request)
                 self._count(verdict)

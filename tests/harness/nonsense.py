@@ -35,6 +35,9 @@ TEXTS = [
     "null", '{"text": 3}', '{"a": 1, "a": 2}', '{"a": 1e999}', "[" * 100_000, '{"a":' * 50_000,
     "9" * 5_000, "127.0.0.1:" + "9" * 5_000, "127.0.0.1:1", "m:S", "..:..", "default", "%s%n{0}",
 ]  # fmt: skip
+WORST = ["🦙" * 128, "127.0.0.1:" + "9" * 5_000, "x" * HUGE]
+"""Of the texts: those that have done harm before. Each field gets them, whatever chance chooses."""
+
 BYTES = [
     b"", b"\x00", b"\xff" * 9, b"x" * 64, b"x" * 65, b"x" * HUGE, b"\x91" * 100_000,
     b"\x81\xa1a" * 20_000, b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xc7\x03\x01abc", b"\xc7\x03\x63abc",
@@ -94,7 +97,7 @@ class Nonsense:
 
 
 def each_field(
-    sound: Callable[[], Message], chance: random.Random, values: int
+    sound: Callable[[], Message], chance: random.Random, values: int, *, has_worst: bool = False
 ) -> Iterator[Nonsense]:
     """Yield requests with one wrong field each, for every field at any depth.
 
@@ -102,11 +105,13 @@ def each_field(
         sound: makes a request that would be taken, another one each time.
         chance: chooses the values.
         values: how many of each field are tried; there are up to some thirty.
+        has_worst: those that did harm before are tried in any case.
     """
     for path in sorted(_paths(sound())):
         tries = _edges(_field_at(sound(), path))
         chance.shuffle(tries)
-        for edge in tries[:values]:
+        worst = [edge for edge in tries if has_worst and _is_worst(edge)]
+        for edge in [*worst, *tries[:values]]:
             request = sound()
             where = _put(request, path, edge)
             yield Nonsense(request.SerializeToString(), f"{where} = {_short(edge)}")
@@ -229,7 +234,15 @@ def _scalars(field: Field) -> list[Any]:
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         return list(ENUMS)
     least, largest = LARGEST[kind]
-    return [least, largest, largest - 1, *(it for it in NUMBERS if it <= largest)]
+    return [least, largest, *(it for it in NUMBERS if it < largest)]
+
+
+def _is_worst(edge: Any) -> bool:
+    if isinstance(edge, float):
+        return edge != edge
+    if isinstance(edge, int):
+        return edge >= 2**32 - 2
+    return isinstance(edge, str) and edge in WORST
 
 
 def _put(message: Message, path: Path, edge: Any) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import grpc
 import msgspec
 import pytest
 
@@ -21,6 +22,7 @@ from stagekeeper.runtime.process import boot_id, identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
 from tests.fakes.overseer import RESERVE, START, Overseer, gone, plan, stage
+from tests.fakes.refusals import refused
 from tests.harness.processes import a_stranger
 from tests.harness.waiting import wait_for
 
@@ -362,6 +364,17 @@ async def test_incarnation_is_above_the_records_when_the_identity_was_lost(overs
 
     async with agent_in(home):
         assert overseer.last.incarnation == 3
+
+
+async def test_generation_is_that_of_the_records_when_the_generations_were_lost(overseer, home):
+    agent = await first_life(home, overseer)
+    await overseer.bring_up(plan(stage("a"), n=4))
+    await overseer.hears(lambda it: not it.operations, "the start is settled")
+    await agent.kill()
+    (home.path / "s/agents/w/generations.json").unlink()
+
+    async with agent_in(home), refused(grpc.StatusCode.ABORTED, "STALE_GENERATION"):
+        await overseer.take(RESERVE, plan(stage("a"), n=4, operation="late"))
 
 
 async def test_highest_reign_is_remembered_and_a_lower_one_is_not_obeyed(overseer, home):

@@ -102,6 +102,7 @@ async def test_all_is_stopped_with_children_in_sessions_of_their_own(overseer, h
     """startup-24"""
     await killed_after(overseer, home, stage("a", "sample_stages:Family"), stage("b"))
     assert len(home.processes) == 4
+    directory_of(home).generations_file.unlink()  # only the records say now what was started
 
     stopped = await stop(home)
 
@@ -111,6 +112,8 @@ async def test_all_is_stopped_with_children_in_sessions_of_their_own(overseer, h
     async with agent_in(home):
         assert not overseer.last.replica_states
         assert overseer.failures == {}
+        with pytest.raises(grpc.aio.AioRpcError, match="generation"):
+            await overseer.take(RESERVE, plan(stage("b"), operation="late"))
 
 
 async def test_stage_that_does_not_listen_is_killed_when_its_budget_is_over(overseer, home):

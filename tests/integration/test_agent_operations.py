@@ -185,13 +185,24 @@ async def test_repeats_join_and_change_nothing(overseer, home, agent):
     gate(home, "s").touch()
 
     assert [(await start).state for start in starts[1:]] == [STARTED, STARTED]
-    assert [(await overseer.take(COMMIT, p)).state for _ in range(2)] == [COMMITTED, COMMITTED]
+    for step in (RESERVE, START):  # the answer was lost, say
+        assert (await overseer.take(step, p)).state == STARTED
+    commits = await asyncio.gather(*(overseer.take(COMMIT, p) for _ in range(2)))
+    assert [it.state for it in commits] == [COMMITTED, COMMITTED]
     assert len(home.processes) == 1
     await overseer.hears(lambda it: not it.operations, "the operation is settled")
     # Settled and forgotten here, and still the same answer to each step.
     for step in (RESERVE, START, COMMIT):
         assert (await overseer.take(step, p)).state == COMMITTED
     assert len(home.processes) == 1
+
+
+async def test_operation_that_has_not_ended_is_kept_whoever_calls_it_settled(overseer, home, agent):
+    overseer.settled_too = ["op-1"]
+
+    assert (await overseer.bring_up(plan(stage("a"), n=1))).state == COMMITTED
+
+    await overseer.hears(lambda it: not it.operations, "now it is settled")
 
 
 async def test_same_operation_with_another_plan_is_refused(overseer, home, agent):

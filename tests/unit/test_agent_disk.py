@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 import threading
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -146,6 +149,30 @@ def test_damaged_identity_is_refused_with_what_to_do(tmp_path):
 
     with pytest.raises(IdentityUnreadable, match="move it away"):
         AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0)
+
+
+def test_file_is_flushed_before_it_has_its_name_and_its_folder_afterwards(tmp_path, monkeypatch):
+    """What an agent obeys, starts or tells is on disk before: a power cut takes none of it back."""
+    done = []
+    fsync, rename = os.fsync, os.rename
+
+    def flush(descriptor):
+        fsync(descriptor)
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        done.append(f"{kind} flushed")
+
+    def name(source, target):
+        rename(source, target)
+        done.append("named")
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "rename", name)
+    identity = AgentIdentity.next_life(tmp_path / "i", WorkerId("w"), recorded_incarnation=0)
+    done.clear()
+
+    identity.note_epoch(Epoch(5, "b"))
+
+    assert done == ["file flushed", "named", "folder flushed"]
 
 
 # --- stage records
@@ -436,7 +463,7 @@ def test_failure_is_spooled_once_and_leaves_when_it_is_settled(directory):
     )
     spool = FailureSpool(directory)
     spool.add(failure)
-    spool.add(failure)
+    spool.add(replace(failure, message="it is told otherwise"))
     assert failure.failure_id == failure_id_of(InstanceId("i1"), "EXITED")
     assert failure.last_log_lines == tuple(str(it) for it in range(10, 30))
 

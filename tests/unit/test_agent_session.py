@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stagekeeper.agent import identity
 from stagekeeper.agent.authority import Authority
 from stagekeeper.agent.connection import AuthorityEnded, SupervisorNotFound
 from stagekeeper.agent.identity import AgentIdentity
@@ -511,6 +512,20 @@ async def test_epoch_is_on_disk_before_it_is_obeyed(world, tmp_path):
     assert again.highest_epoch == Epoch(9, "zz")
 
 
+async def test_reign_that_cannot_be_written_down_is_not_obeyed(world, monkeypatch):
+    def disk_is_full(path, data):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(identity, "write_durably", disk_is_full)
+
+    with pytest.raises(OSError, match="no space left"):
+        world.authority.obey(Epoch(9, "zz"))
+
+    assert world.authority.reign is None
+    with pytest.raises(Refused, match="not registered yet"):
+        world.authority.check("default", Epoch(9, "zz"), 1)
+
+
 async def test_reign_below_the_highest_obeyed_is_not_obeyed(world):
     world.identity.note_epoch(Epoch(5, "e"))
     world.network.epoch = Epoch(4, "d")
@@ -535,6 +550,32 @@ async def test_higher_reign_at_the_endpoint_is_moved_to(world):
 
     assert world.authority.reign == Epoch(2, "bbbb")
     assert len(world.network.registrations) == 2
+
+
+async def test_heartbeat_that_another_reign_answers_registers_with_it_at_once(world):
+    """It took the address of ours, and knows this worker already: nobody asks for anything."""
+    await world.run()
+    world.network.epoch = Epoch(2, "bbbb")
+
+    await world.clock.advance(2.1)
+
+    assert world.network.named("find") == ["endpoint", "endpoint"]
+    assert world.authority.reign == Epoch(2, "bbbb")
+
+
+async def test_recovery_R13_higher_reign_of_another_cluster_at_the_endpoint_is_not_moved_to(world):
+    await world.run()
+    ours = world.network.epoch
+    world.network.answers["heartbeat"] = lambda request: pb.HeartbeatResponse(
+        verdict=pb.HEARTBEAT_VERDICT_OK, epoch=epoch_to_proto(ours), next_heartbeat_s=2.0
+    )
+    world.network.cluster, world.network.epoch = "other", Epoch(9, "zz")
+
+    await world.clock.advance(2.0 * 20)
+
+    assert len(world.network.named("find")) > 2
+    assert world.network.open_links == 1, "whoever answers our heartbeats is kept"
+    assert world.authority.reign == ours
 
 
 async def test_endpoint_that_is_away_disturbs_no_session(world):

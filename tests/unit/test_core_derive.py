@@ -314,8 +314,8 @@ def test_a_wanted_replica_that_nobody_reports_is_pending() -> None:
 
     assert (view.state, view.shard_count) == (ReplicaState.PENDING, 3)
     assert view.reason == "no worker reports it"
-    assert view.next_action == "deploy again to start it"
-    assert "waiting for workers" in recovering.reason
+    assert view.next_action.startswith("start the agent of the worker that held it, or deploy")
+    assert "waiting for workers" in recovering.next_action
 
 
 def test_a_running_operation_makes_it_starting_whatever_is_left_of_an_earlier_start() -> None:

@@ -165,13 +165,13 @@ def test_a_missing_replica_is_waited_for_then_missed() -> None:
 
     assert world.view().state is DeploymentState.DEGRADED
     assert world.replica(1).state is ReplicaState.PENDING
-    assert "waiting for workers to come back" in world.replica(1).reason
-    assert "waiting for workers to come back" in world.view().reason
+    assert "waiting for workers to come back" in world.replica(1).next_action
+    assert "workers are awaited" in world.view().reason
     told = world.tick(10.0)
 
     assert world.view().state is DeploymentState.DEGRADED
     assert world.replica(1).reason == "no worker reports it"
-    assert world.replica(1).next_action == "deploy again to start it"
+    assert "start the agent of the worker that held it" in world.replica(1).next_action
     assert "m" in [it.name for it in only(PublishChange, told)]
     assert only(StartOperation, told) == []
 

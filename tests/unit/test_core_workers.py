@@ -9,7 +9,7 @@ import pytest
 from stagekeeper.core.commands import ProbeAgent, PublishChange
 from stagekeeper.core.limits import LONGEST_REASON, MOST_NOTES
 from stagekeeper.core.registry import RegistrySettings
-from stagekeeper.core.states import ReplicaState, WorkerState
+from stagekeeper.core.states import WORKER_MOVES, ReplicaState, WorkerState
 from tests.plain import AgentProbed, SaveRoster
 from tests.worlds import World, only, shard, spec
 
@@ -242,3 +242,17 @@ def test_notes_of_a_worker_are_shown_and_cut_where_they_are_too_much() -> None:
     assert notes[0] == "short"
     assert len(notes[1]) == LONGEST_REASON
     assert len(notes) == MOST_NOTES
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 4.0, 10.0, 60.0])
+def test_whatever_an_older_life_was_it_is_superseded_by_a_newer_one(silent_s) -> None:
+    world = World()
+    world.register()
+    older = world.registry._cluster.workers["w1"]
+    world.tick(silent_s)
+
+    world.register(incarnation=2)
+
+    assert older.state is WorkerState.SUPERSEDED
+    assert world.worker().state is WorkerState.ALIVE
+    assert WORKER_MOVES[WorkerState.SUPERSEDED] == frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -195,12 +196,34 @@ def test_failed_write_leaves_nothing_of_its_batch(opened, path):
         assert other.execute("SELECT count(*) FROM deployments").fetchone() == (0,)
 
 
+def test_roster_that_may_be_lost_leaves_all_else_as_durable_as_before(opened):
+    store = opened()
+    store.seize(FIRST)
+
+    store.write_roster(FIRST, [WorkerId("w")])
+    with pytest.raises(EpochLost):
+        store.write_roster(SECOND, [])
+
+    (level,) = store._connection.execute("PRAGMA synchronous").fetchone()
+    assert level == 2, "FULL: a write is on disk before anybody hears of it"
+
+
 def test_failures_are_kept_once_each_and_only_the_newest(opened):
     store = opened(failure_limit=2)
     store.seize(FIRST)
     for failure_id in ("1", "2", "2", "3", "1"):
         store.write(FIRST, [SaveFailure(failure(failure_id))])
     assert [kept.failure_id for kept in store.load().failures] == ["3", "1"]
+
+
+def test_failure_that_is_told_again_is_left_as_it_was_in_its_place(opened):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveFailure(failure("1")), SaveFailure(failure("2"))])
+
+    store.write(FIRST, [SaveFailure(replace(failure("1"), message="it is told otherwise"))])
+
+    assert store.load().failures == (failure("1"), failure("2"))
 
 
 @pytest.mark.parametrize(

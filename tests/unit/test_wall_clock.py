@@ -13,6 +13,8 @@ OWNERS = {"time", "datetime", "date", "clock", "_clock"}
 FOR_DISPLAY = {
     "services/stagekeeper/runtime/clock.py": "the clock itself",
     "services/stagekeeper/supervisor/wall_times.py": "when something happened",
+    "services/stagekeeper/cli/describing.py": "how long ago something happened",
+    "services/stagekeeper/cli/event_showing.py": "whether an event is of today",
     "services/stagekeeper/supervisor/creation.py": "when a deployment was wanted",
     "services/stagekeeper/agent/deaths.py": "when a failure was seen",
     "services/stagekeeper/agent/stage_process.py": "since when a stage is READY",

@@ -21,7 +21,7 @@ from stagekeeper.client.event_reading import OnGap, read_events
 from stagekeeper.client.log_reading import read_stage_log
 from stagekeeper.client.pool import ChannelPool
 from stagekeeper.client.routing import RoutingTable
-from stagekeeper.client.spec_file import LoadedSpec, load_spec, spec_from_dict
+from stagekeeper.client.spec_file import LoadedSpec, loaded_spec
 from stagekeeper.client.supervisor_link import SupervisorLink
 from stagekeeper.client.watching import RouteWatch, deployment_changes
 from stagekeeper.v1.agent_service_pb2 import ReadStageLogRequest
@@ -128,7 +128,7 @@ class Client:
             DeployFailed: a replica did not come up; it was rolled back.
             SupervisorUnreachable: nobody answers at the endpoint.
         """
-        loaded = _loaded(spec)
+        loaded = loaded_spec(spec)
         return await deploying.create(
             self._link, loaded, plan_id, on_progress or (lambda event: None), timeout
         )
@@ -149,7 +149,7 @@ class Client:
             BadRequest: the spec is wrong; `violations` has every field.
             SupervisorUnreachable: nobody answers at the endpoint.
         """
-        return await deploying.plan(self._link, _loaded(spec), timeout)
+        return await deploying.plan(self._link, loaded_spec(spec), timeout)
 
     async def delete(self, name: str, *, wait: bool = True, timeout: float = 60.0) -> bool:
         """Delete a deployment; with `wait`, return when every process of it is gone.
@@ -400,13 +400,3 @@ class Client:
             async for piece in pieces:
                 for line in piece.lines:
                     yield line
-
-
-def _loaded(spec: DeploymentSpec | LoadedSpec | Mapping[str, Any] | str | Path) -> LoadedSpec:
-    if isinstance(spec, LoadedSpec):
-        return spec
-    if isinstance(spec, DeploymentSpec):
-        return LoadedSpec(spec)
-    if isinstance(spec, Mapping):
-        return spec_from_dict(spec)
-    return load_spec(spec)

@@ -307,3 +307,20 @@ class _SpecReader(TreeReader):
             self.problem(path, "needs the names and values of keyword arguments", tree.line)
             return None
         return msgspec.json.encode(plain(tree)).decode()
+
+
+def loaded_spec(
+    spec: DeploymentSpec | LoadedSpec | Mapping[str, Any] | str | Path,
+) -> LoadedSpec:
+    """Read a spec in whatever form a program has it: the message, a file's path, or its keys.
+
+    Raises:
+        SpecError: it is wrong, every problem with its line.
+    """
+    if isinstance(spec, LoadedSpec):
+        return spec
+    if isinstance(spec, DeploymentSpec):
+        return LoadedSpec(spec)
+    if isinstance(spec, Mapping):
+        return spec_from_dict(spec)
+    return load_spec(spec)

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from stagekeeper.cli.exits import CliError, usage
 
 VERBS: Mapping[str, str] = {
-    "describe": "`stagekeeper status` shows the state, the reason and the next action",
-    "events": "`stagekeeper status` shows the state now; watch it with `watch stagekeeper status`",
     "tree": "`stagekeeper status` shows deployments, replicas and stages",
     "failures": "`stagekeeper status --output json` has the recorded failures, and `stagekeeper "
     "logs NAME --previous` what the stage wrote last",

@@ -332,7 +332,9 @@ class Cluster:
         subject = Subject(
             it.deployment, it.replica_index, it.stage_id, it.worker_id, failure.failure_id
         )
-        self.log(EventKind.FAILURE_RECORDED, failure.message, subject, is_warning=True)
+        where = f"{ReplicaKey(it.deployment, it.replica_index)} on worker {it.worker_id}"
+        told = f"{where}: {failure.message}"
+        self.log(EventKind.FAILURE_RECORDED, told, subject, is_warning=True)
 
     def finish(self, operation: Operation, note: FailureNote | None, ending: str = "") -> None:
         """Take an operation off the books: from here on the reports say what its replica is.

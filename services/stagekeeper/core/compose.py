@@ -117,7 +117,9 @@ def _still_there(replicas: Sequence[ReplicaView], is_recovering: bool) -> str:
             if shard.worker_state is not WorkerState.ALIVE
         }
     )
-    reason = f"{len(shards)} shards of it are still to be stopped"
+    count = len(shards)
+    what = "1 shard of it is" if count == 1 else f"{count} shards of it are"
+    reason = f"{what} still to be stopped"
     if silent:
         more = f" and {len(silent) - WORKERS_SHOWN} more" if len(silent) > WORKERS_SHOWN else ""
         reason += f"; workers that are not heard: {', '.join(silent[:WORKERS_SHOWN])}{more}"

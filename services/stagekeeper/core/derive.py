@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from stagekeeper.core import next_action
 from stagekeeper.core.ids import Generation, ReplicaKey, StageId
 from stagekeeper.core.model import DeploymentSpec, ReplicaView, RoutedShard, ShardRecord
-from stagekeeper.core.next_action import WAITING, NextAction
+from stagekeeper.core.next_action import NextAction
 from stagekeeper.core.operations import FailureNote
 from stagekeeper.core.stage_sets import Claim, Shown, StageSet, choose_shown, routed_shards
 from stagekeeper.core.states import ReplicaState, ShardState, WorkerState
@@ -117,9 +117,9 @@ def _unreported(key: ReplicaKey, context: ReplicaContext) -> ReplicaView:
     elif context.note is not None:
         state, reason = ReplicaState.FAILED, context.note.message
     elif context.is_recovering:
-        reason, (text, timer) = f"no worker reports it yet; {WAITING}", next_action.WAIT
+        reason, (text, timer) = "no worker reports it yet; workers are awaited", next_action.WAIT
     else:
-        reason = "no worker reports it"
+        reason, (text, timer) = "no worker reports it", next_action.START_ITS_AGENT
     shard_count = context.spec.shard_count if context.spec is not None else 0
     return ReplicaView(key, state, 0, shard_count, reason, text, timer=timer)
 

@@ -99,7 +99,9 @@ MOST_PEERS: Final = 4_096
 MOST_SHARDS: Final = 20_000
 """One registration of so many takes the supervisor a few seconds and 64 MiB."""
 
-MOST_OPERATIONS: Final = 10_000
+MOST_OPERATIONS: Final = 1_000
+"""Each that is not wanted is cancelled by a call of its own."""
+
 MOST_FAILURES: Final = 10_000
 MOST_WORKER_DEVICES: Final = 1_000
 MOST_NOTES: Final = 20

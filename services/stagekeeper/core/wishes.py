@@ -71,13 +71,14 @@ def deployment_requested(
 
 def _log_request(cluster: Cluster, wish: Desired, starting: Sequence[ReplicaIndex]) -> None:
     spec = wish.spec
-    start = f"replicas {', '.join(str(index) for index in starting)} start" if starting else ""
-    told = f"{spec.name} is wanted: {spec.replicas} × {len(spec.stages)} stages"
-    cluster.log(
-        EventKind.DEPLOYMENT_REQUESTED,
-        f"{told}; {start or 'there is nothing to start'}",
-        Subject(deployment=spec.name),
-    )
+    if len(starting) == 1:
+        start = f"replica {starting[0]} starts"
+    elif starting:
+        start = f"replicas {', '.join(str(index) for index in starting)} start"
+    else:
+        start = "there is nothing to start"
+    told = f"{spec.name} is wanted: replicas: {spec.replicas}, stages: {len(spec.stages)}; {start}"
+    cluster.log(EventKind.DEPLOYMENT_REQUESTED, told, Subject(deployment=spec.name))
 
 
 def _log_deletion(cluster: Cluster, name: DeploymentName) -> None:

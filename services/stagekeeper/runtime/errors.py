@@ -32,6 +32,10 @@ CODES: Mapping[NextMove, grpc.StatusCode] = {
     NextMove.USE_A_LATER_RELEASE: grpc.StatusCode.UNIMPLEMENTED,
 }
 
+_CALL_IS_OVER = (grpc.aio.AbortError, grpc.aio.InternalError, grpc.RpcError)
+"""What gRPC itself raises in a method whose call has ended: aborted, or its caller is gone while a
+message was being written. Nobody is left to tell, and it is no bug."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -96,7 +100,7 @@ def _answering(method: Method, largest_bytes: int | None) -> Method:
                     yield message
             except Refused as refused:
                 await abort_refused(context, refused)
-            except (grpc.aio.AbortError, grpc.RpcError):
+            except _CALL_IS_OVER:
                 raise
             except Exception as error:
                 await _abort_bug(context, method.__name__, error)
@@ -110,7 +114,7 @@ def _answering(method: Method, largest_bytes: int | None) -> Method:
             return await cast(Awaitable[Any], method(self, request, context))
         except Refused as refused:
             await abort_refused(context, refused)
-        except (grpc.aio.AbortError, grpc.RpcError):
+        except _CALL_IS_OVER:
             raise
         except Exception as error:
             await _abort_bug(context, method.__name__, error)

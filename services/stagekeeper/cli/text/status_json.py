@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from stagekeeper.cli.text import states
+from stagekeeper.cli.text.times import utc_text
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
 
@@ -28,22 +29,31 @@ def status_json(
     """Make the whole document."""
     return {
         "supervisor": {
-            "endpoint": endpoint,
-            "epoch": workers.epoch.number,
-            "supervisor_id": workers.epoch.supervisor_id,
-            "mode": states.mode(workers.mode, 0),
-            "hold_reason": states.mode(0, workers.hold_reason).partition("(")[2].rstrip(")")
-            or None,
+            **supervisor_json(endpoint, workers),
             "complete": workers.complete and deployments.complete,
-            "registration_count": workers.registration_count,
         },
-        "workers": [_worker(worker) for worker in workers.workers],
+        "workers": [worker_json(worker) for worker in workers.workers],
         "deployments": [deployment_json(item) for item in deployments.deployments],
         "failures": [failure_json(failure) for failure in failures],
     }
 
 
-def _worker(worker: pb2.Worker) -> Json:
+def supervisor_json(endpoint: str, workers: pb2.ListWorkersResponse) -> Json:
+    """Make the document of the supervisor that listed these workers."""
+    hold_reason = states.mode(0, workers.hold_reason).partition("(")[2].rstrip(")")
+    return {
+        "endpoint": endpoint,
+        "epoch": workers.epoch.number,
+        "supervisor_id": workers.epoch.supervisor_id,
+        "mode": states.mode(workers.mode, 0),
+        "hold_reason": hold_reason or None,
+        "complete": workers.complete,
+        "registration_count": workers.registration_count,
+    }
+
+
+def worker_json(worker: pb2.Worker) -> Json:
+    """Make the document of one worker."""
     return {
         "worker_id": worker.worker_id,
         "state": states.worker_state(worker.state),
@@ -84,6 +94,8 @@ def deployment_json(deployment: pb2.Deployment) -> Json:
         "replicas_wanted": wanted,
         "spec_revision": deployment.spec_revision or None,
         "durable": deployment.durable,
+        "create_time": _time(deployment, "create_time"),
+        "state_time": _time(deployment, "state_time"),
         "replicas": [_replica(replica) for replica in deployment.replicas],
     }
 
@@ -93,7 +105,9 @@ def _replica(replica: pb2.Replica) -> Json:
         "replica_index": replica.replica_index,
         "state": states.replica_state(replica.state),
         "reason": replica.reason or None,
+        "state_time": _time(replica, "state_time"),
         "next_action": replica.next_action or None,
+        "next_action_in_s": _optional(replica, "next_action_in_s"),
         "ready_shard_count": replica.ready_shard_count,
         "shard_count": replica.shard_count,
         "stages": [_stage(shard) for shard in replica.shards],
@@ -115,6 +129,15 @@ def _stage(shard: pb2.RoutedShard) -> Json:
         "worker_state": states.worker_state(shard.worker_state),
         "instance_id": record.instance_id,
         "pid": record.pid or None,
+        "attempt": record.attempt,
+        "create_time": _time(record, "create_time"),
+        "ready_time": _time(record, "ready_time"),
+        "progress": {
+            "done": record.progress.done,
+            "total": record.progress.total or None,
+            "note": record.progress.note or None,
+        },
+        "failure_id": record.failure_id or None,
         "memory_bytes": _optional(record, "memory_bytes"),
         "busy_for_s": _optional(record, "busy_for_s"),
         "devices": [
@@ -159,6 +182,10 @@ def failure_json(failure: types.Failure) -> Json:
         "exit_signal": _optional(failure.exit, "signal"),
         "last_log_lines": list(failure.last_log_lines),
     }
+
+
+def _time(message: Any, field: str) -> str | None:
+    return utc_text(getattr(message, field)) if message.HasField(field) else None
 
 
 def _optional(message: Any, field: str) -> Any:

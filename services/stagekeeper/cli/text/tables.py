@@ -11,7 +11,10 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _GOOD: Final = frozenset({"READY", "ALIVE", "NORMAL", "COMMITTED"})
 _MOVING: Final = frozenset(
@@ -133,10 +136,17 @@ def _write_to_terminal(table: Table, out: IO[str]) -> None:
     header, *lines = terminal_lines(table, console.width)
     console.print(Text(header, style="bold"), soft_wrap=True)
     for line in lines:
-        text = Text(line)
-        for word in _STATE.finditer(line):
-            text.stylize(style_of(word[0]), *word.span())
-        console.print(text, soft_wrap=True)
+        console.print(styled(line), soft_wrap=True)
+
+
+def styled(line: str) -> Text:
+    """Colour the states in a line."""
+    from rich.text import Text
+
+    text = Text(line)
+    for word in _STATE.finditer(line):
+        text.stylize(style_of(word[0]), *word.span())
+    return text
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -15,6 +15,8 @@ from stagekeeper.cli.verbs.agent import agent
 from stagekeeper.cli.verbs.call import call
 from stagekeeper.cli.verbs.delete import delete
 from stagekeeper.cli.verbs.deploy import deploy
+from stagekeeper.cli.verbs.describe import describe
+from stagekeeper.cli.verbs.events import events
 from stagekeeper.cli.verbs.init import init
 from stagekeeper.cli.verbs.logs import logs
 from stagekeeper.cli.verbs.plan import plan
@@ -31,7 +33,22 @@ Exit codes: 0 done, 1 it failed, 2 usage, 69 nobody answers, 70 a bug,
 78 bad spec, 130 Ctrl-C.
 """
 
-_VERBS = (init, validate, up, supervisor, agent, plan, deploy, status, call, logs, delete, stages)
+_VERBS = (
+    init,
+    validate,
+    up,
+    supervisor,
+    agent,
+    plan,
+    deploy,
+    status,
+    describe,
+    call,
+    logs,
+    events,
+    delete,
+    stages,
+)
 """In the order in which somebody new needs them."""
 
 LONG_LIVED: Final[Mapping[str, Callable[..., None]]] = {"supervisor": supervisor, "agent": agent}
