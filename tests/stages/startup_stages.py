@@ -20,8 +20,12 @@ class Timed(Stage):
 
     def load(self) -> None:
         self._say("begin")
+        self._wait()
         time.sleep(self.seconds)
         self._say("end")
+
+    def _wait(self) -> None:
+        pass
 
     def _say(self, word: str) -> None:
         if self.trace:
@@ -37,16 +41,15 @@ class Timed(Stage):
 class Meeting(Timed):
     """Loads until so many stages have come to the folder; then as `Timed` does."""
 
-    def __init__(self, folder: str, count: int, seconds: float = 0.0) -> None:
-        super().__init__(seconds)
+    def __init__(self, folder: str, count: int, seconds: float = 0.0, trace: str = "") -> None:
+        super().__init__(seconds, trace)
         self.folder = Path(folder)
         self.count = count
 
-    def load(self) -> None:
+    def _wait(self) -> None:
         (self.folder / self.context.stage_name).touch()
         while len(list(self.folder.iterdir())) < self.count:
             time.sleep(0.01)
-        super().load()
 
 
 class Engine(Stage):
