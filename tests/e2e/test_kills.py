@@ -23,6 +23,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.waiting import wait_for
 
 START_POINTS = (
+    "booked",
     "reserve-written",
     "starting-written",
     "intent-written",

@@ -106,13 +106,29 @@ async def test_used_bytes_are_measured_and_make_no_registration(nvml, overseer, 
     await overseer.hears(lambda it: it.devices, "it registers")
 
     nvml.says_no_more("card")
-    nvml.card(A, used_bytes=7 * GIB)
+    nvml.card(A, used_bytes=GIB + 2**24)  # less than would change a plan
 
     async def is_seen() -> bool:
-        return await used_bytes(overseer) == {A: 7 * GIB}
+        return await used_bytes(overseer) == {A: GIB + 2**24}
 
     await wait_for(is_seen, "what is used is read again")
     assert len(overseer.registrations) == 1
+
+
+async def test_much_more_that_others_hold_is_registered(nvml, overseer, home):
+    """startup-7: so that a plan counts it."""
+    nvml.card(A, used_bytes=GIB)
+    await agent_on(nvml, home, "cuda")
+    slice_ = await overseer.hears(lambda it: it.devices, "it registers")
+    assert [it.memory_bytes for it in slice_.devices[0].foreign] == [GIB]
+
+    nvml.says_no_more("card")
+    nvml.card(A, used_bytes=7 * GIB)
+
+    await overseer.hears(
+        lambda it: [it.memory_bytes for it in it.devices[0].foreign] == [7 * GIB], "it tells"
+    )
+    assert len(overseer.registrations) == 2
 
 
 async def test_failed_reading_is_registered_refuses_cards_and_mends(nvml, overseer, home):

@@ -227,7 +227,7 @@ def test_refusal_shows_the_sum_who_holds_memory_and_what_would_fit():
     assert report.refusals == [
         "device 0: 1060 bytes needed, 1000 there, 60 too many (0.00 of 0.00 GiB): "
         "stage 0: 0.5 × 1000 + 10 = 510; stage 1: 300 = 300; pid 4711 (python): 250; "
-        "it fits with stage 0 at utilization 0.44"
+        "free: 750; it fits with stage 0 at utilization 0.44"
     ]
 
 

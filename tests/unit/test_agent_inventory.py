@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stagekeeper.agent.devices import CardProcess, CardReading, Reading
+from stagekeeper.agent.foreign_figures import ForeignFigures
 from stagekeeper.agent.host_memory import HostMemory, parse_devices
 from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.core.errors import Reason, Refused
-from stagekeeper.core.ids import DeviceId, OperationId, StageId
-from stagekeeper.core.model import Device, DeviceClaim, MemoryNeed, StageSpec, StageStart
-from stagekeeper.runtime.launch import INSTANCE_ENV
+from stagekeeper.core.ids import DeviceId, OperationId, StageId, WorkerId
+from stagekeeper.core.model import (
+    Device,
+    DeviceClaim,
+    ForeignHolder,
+    MemoryNeed,
+    StageSpec,
+    StageStart,
+)
 from stagekeeper.runtime.tasks import TaskOwner
 from tests.fakes.virtual_clock import VirtualClock
 
 A, B = DeviceId("GPU-a"), DeviceId("GPU-b")
 INTERVAL_S = 5.0
+GIB = 2**30
 
 
 def card(
@@ -205,25 +211,52 @@ def held(pid: int, instance_id: str = "i-1", *, has_exited: bool = False) -> Any
     )
 
 
-async def test_strangers_are_those_of_no_stage_by_session_and_by_environment():
-    command = [sys.executable, "-c", "input()"]
-    stage = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: ASYNC220
-    strayed = subprocess.Popen(  # noqa: ASYNC220
-        command, stdin=subprocess.PIPE, env={**os.environ, INSTANCE_ENV: "i-1"}
-    )
-    try:
-        pids = (os.getpid(), stage.pid, strayed.pid)
-        processes = tuple(CardProcess(pid, 100) for pid in pids)
-        async with World(card(A, processes=processes), card(B, processes=None)) as world:
-            strangers = world.inventory.strangers([held(stage.pid)])
-            of_nobody = world.inventory.strangers([])
-    finally:
-        for process in (stage, strayed):
-            process.kill()
-            process.communicate()
+async def test_what_strangers_hold_is_told_when_it_has_moved_by_much_and_not_again_at_once():
+    def hog(used_bytes: int) -> CardReading:
+        processes = (CardProcess(os.getpid(), used_bytes),)
+        return card(A, 100 * GIB, used_bytes, processes)
 
-    assert strangers == {A: (CardProcess(os.getpid(), 100),), B: None}
-    assert of_nobody[A] == processes
+    def told(world: World) -> list[int]:
+        (device,) = world.inventory.report(()).devices
+        return [it.memory_bytes for it in device.foreign]
+
+    async with World(hog(8 * GIB)) as world:
+        changes = world.changes
+        assert told(world) == [8 * GIB]
+
+        await world.find(hog(9 * GIB))  # a hundredth of the card
+        assert (told(world), world.changes) == ([8 * GIB], changes)
+        await world.find(hog(9 * GIB + 1))
+        assert (told(world), world.changes) == ([9 * GIB + 1], changes + 1)
+        assert "(python" in str(world.inventory.report(()).devices[0].foreign[0])
+        await world.find(card(A, 100 * GIB))
+        assert (told(world), world.changes) == ([], changes + 2)
+
+
+async def test_what_strangers_hold_is_told_every_few_seconds_at_most():
+    clock = VirtualClock()
+    figures = ForeignFigures(WorkerId("w"), clock)
+
+    def found(used_bytes: int) -> dict[DeviceId, tuple[ForeignHolder, ...]]:
+        return {A: (ForeignHolder(7, "p", used_bytes),)}
+
+    assert figures.take_in(found(GIB), {A: GIB})
+    await clock.advance(2.9)
+    assert not figures.take_in(found(2 * GIB), {A: GIB})
+    assert figures.of(A, found(2 * GIB)) == found(GIB)[A]
+    await clock.advance(0.2)
+    assert figures.take_in(found(2 * GIB), {A: GIB})
+    assert figures.of(A, found(2 * GIB)) == found(2 * GIB)[A]
+
+
+async def test_stages_of_other_workers_are_told_as_they_are_and_make_no_news():
+    clock = VirtualClock()
+    figures = ForeignFigures(WorkerId("w"), clock)
+    theirs = {A: (ForeignHolder(7, "m replica 0 stage a", GIB, WorkerId("w2")),)}
+
+    assert not figures.take_in(theirs, {A: GIB})
+    assert figures.of(A, theirs) == theirs[A]
+    assert figures.of(A, {}) == ()
 
 
 def test_memory_of_a_stage_is_that_of_its_slices_and_each_carries_an_even_part():

@@ -8,12 +8,14 @@ that is refused has changed nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from stagekeeper.agent.authority import Authority
+from stagekeeper.agent.host_ledger import until_turn
 from stagekeeper.agent.inventory import InventoryReport
 from stagekeeper.agent.log_tail import follow, tail
+from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stages import Stages
@@ -29,6 +31,7 @@ from stagekeeper.core.command_check import (
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.ids import (
     DeploymentName,
+    DeviceId,
     Epoch,
     InstanceId,
     OperationId,
@@ -38,7 +41,7 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.limits import MOST_LINES_READ
-from stagekeeper.core.model import OperationRecord, ShardRecord
+from stagekeeper.core.model import OperationPlan, OperationRecord, ShardRecord
 from stagekeeper.core.names import cut
 from stagekeeper.runtime.convert import (
     device_to_proto,
@@ -70,6 +73,7 @@ class AgentService(AgentServiceServicer):
 
     Args:
         inventory: tells the cards as they are now.
+        read_cards: has these cards read anew; returns when they are, or cannot be.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class AgentService(AgentServiceServicer):
         stopping: Stopping,
         records: RecordStore,
         inventory: Callable[[], InventoryReport],
+        read_cards: Callable[[Collection[DeviceId]], Awaitable[None]],
     ) -> None:
         self._worker_id = worker_id
         self._authority = authority
@@ -89,6 +94,7 @@ class AgentService(AgentServiceServicer):
         self._stopping = stopping
         self._records = records
         self._inventory = inventory
+        self._read_cards = read_cards
         self._ending = asyncio.Event()
 
     def end_streams(self) -> None:
@@ -99,9 +105,7 @@ class AgentService(AgentServiceServicer):
     async def InitStage(
         self, request: pb.InitStageRequest, context: Context
     ) -> AsyncIterator[pb.InitStageResponse]:
-        reign = self._check(request.header)
-        if self._authority.is_draining:
-            raise Refused(Reason.DRAINING, "this agent ends and starts nothing new")
+        reign = self._check_start(request.header)
         plan = plan_from_proto(request, self._worker_id)
         problems = [*_step_problems(request), *plan_problems(plan, reign)]
         if request.step == pb.OPERATION_STEP_RESERVE:
@@ -118,7 +122,7 @@ class AgentService(AgentServiceServicer):
             yield _outcome(committed)
             return
         if request.step == pb.OPERATION_STEP_RESERVE:
-            operation = self._operations.reserve(plan)
+            operation = await self._reserve(request.header, plan)
         elif request.step == pb.OPERATION_STEP_COMMIT:
             operation = await self._operations.commit(plan, peers)
         else:
@@ -202,6 +206,26 @@ class AgentService(AgentServiceServicer):
         pieces = follow(path, count, is_over=is_over) if request.follow else tail(path, count)
         async for lines in pieces:
             yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
+
+    async def _reserve(self, header: pb.CommandHeader, plan: OperationPlan) -> Operation:
+        """Reserve against the cards as they are now, in this agent's turn among those of the host.
+
+        Both may take a while, so whether this agent may still be told is asked at the very last.
+        """
+
+        def reserve() -> Operation:
+            self._check_start(header)
+            return self._operations.reserve(plan)
+
+        await self._read_cards({it for start in plan.stages for it in start.device_ids})
+        return await until_turn(reserve)
+
+    def _check_start(self, header: pb.CommandHeader) -> Epoch:
+        """Refuse what may not be started here now; return the reign that commands."""
+        reign = self._check(header)
+        if self._authority.is_draining:
+            raise Refused(Reason.DRAINING, "this agent ends and starts nothing new")
+        return reign
 
     def _check(self, header: pb.CommandHeader) -> Epoch:
         """Refuse what is not for this agent now; return the reign that commands."""

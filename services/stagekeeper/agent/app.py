@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import structlog
 
-from stagekeeper.agent import agent_service
+from stagekeeper.agent import agent_service, host_memory
 from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
@@ -28,6 +28,7 @@ from stagekeeper.agent.devices import DeviceSource
 from stagekeeper.agent.ending import kill_processes
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.failures import FailureSpool
+from stagekeeper.agent.host_ledger import HostLedger, LedgerBusy, until_turn
 from stagekeeper.agent.host_lock import FileLock, make_lock_dir, take_worker_lock
 from stagekeeper.agent.host_memory import HostMemory, parse_devices
 from stagekeeper.agent.identity import AgentIdentity
@@ -52,7 +53,7 @@ from stagekeeper.agent.stopping import Stopping
 from stagekeeper.agent.surroundings import look_around
 from stagekeeper.agent.transport import GrpcTransport, Transport
 from stagekeeper.agent.worker_slice import WorkerSlice
-from stagekeeper.core.ids import FailureId, OperationId
+from stagekeeper.core.ids import DeviceId, FailureId, OperationId
 from stagekeeper.core.model import Failure, WorkerReport
 from stagekeeper.runtime.clock import Clock, SystemClock
 from stagekeeper.runtime.server import Server
@@ -180,8 +181,12 @@ class Agent:
             recorded_incarnation=max((it.incarnation for it in found), default=0),
         )
         self._authority = Authority(settings.cluster, self._identity)
-        self._ledger = Ledger()
-        self._inventory = Inventory(self._device_sources(), self._ledger, self._clock)
+        self._host_ledger = HostLedger(settings.lock_dir, settings.cluster, settings.worker_id)
+        self._ledger = Ledger(host=self._host_ledger)
+        await self._open_ledger()
+        self._inventory = Inventory(
+            self._device_sources(), self._ledger, self._clock, settings.worker_id
+        )
         self._slice = WorkerSlice(settings.cluster, self._report)
         self._inventory.on_change = self._slice.changed
         self._inventory.follow(self._owner)
@@ -219,6 +224,7 @@ class Agent:
         deaths.on_failure = self._stage_failed
         adoption = Adoption(self._stages, self._operations, store, deaths, self._stopping, records)
         adopted = await adoption.run(found, operation_files, wait_s=settings.adopt_wait_s)
+        self._ledger.forget_inherited()
         await self._inventory.read_once(2 * settings.device_deadline_s)
         self._operations.go_on()  # which may need the cards
         self.adopted_count = adopted.held_count
@@ -231,6 +237,17 @@ class Agent:
             cleaned=adopted.cleaned_count,
             damaged=len(self._damaged),
         )
+
+    async def _open_ledger(self) -> None:
+        """Take over what an earlier life told the other agents of this host.
+
+        Who cannot is no reason to leave stages unwatched: its word counts, and the next turn that
+        is had, with the first reservation, makes up for it.
+        """
+        try:
+            await until_turn(self._ledger.open)
+        except LedgerBusy as busy:
+            _log.error("the host's ledger is not to be had yet", why=busy.message)
 
     def _device_sources(self) -> list[DeviceSource]:
         settings, host_id = self._settings, self._identity.host_id
@@ -290,6 +307,7 @@ class Agent:
             self._stopping,
             self._records,
             lambda: self._inventory.report(self._stages),
+            self._read_cards,
         )
         self._server = Server(
             self._settings.listen,
@@ -312,6 +330,12 @@ class Agent:
 
     # --- while it runs
 
+    async def _read_cards(self, device_ids: Collection[DeviceId]) -> None:
+        """Read these cards anew, where a driver has to be asked."""
+        cards = self._inventory.by_id
+        if any(it in cards and cards[it].kind != host_memory.KIND for it in device_ids):
+            await self._inventory.look_again(2 * self._settings.device_deadline_s)
+
     def _report(self) -> WorkerReport:
         inventory = self._inventory.report(self._stages)
         return WorkerReport(
@@ -330,7 +354,7 @@ class Agent:
             shards=tuple(self._stages.shards()),
             operations=tuple(self._operations.records()),
             failures=self._spool.pending,
-            notes=self._damaged.notes(),
+            notes=(*self._damaged.notes(), *self._ledger.notes),
         )
 
     def _stage_failed(self, stage: StageProcess, failure: Failure) -> None:
@@ -367,6 +391,7 @@ class Agent:
         await self._owner.stop()
         if hasattr(self, "_stages"):
             await self._stages.let_go()
+            self._host_ledger.close()
         for lock in self._locks:
             lock.release()
         self._locks.clear()

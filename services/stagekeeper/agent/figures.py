@@ -23,4 +23,4 @@ def shard_without_figures(shard: ShardRecord) -> ShardRecord:
 
 
 def device_without_figures(device: Device) -> Device:
-    return replace(device, used_bytes=None)
+    return replace(device, used_bytes=None, foreign=())

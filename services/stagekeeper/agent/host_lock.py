@@ -72,6 +72,62 @@ class FileLock:
             self._descriptor = -1
 
 
+class TurnLock:
+    """A lock that is taken again and again, for a moment each time, by processes of any user.
+
+    Its file stays open meanwhile. It is for the turns of one thread: the kernel tells processes
+    apart, and nothing else.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self._what = what
+        self._descriptor = -1
+
+    def take(self) -> None:
+        """Take the lock at once or not at all.
+
+        Raises:
+            LockHeld: naming the holder.
+            OSError: the file can neither be made nor opened for writing.
+        """
+        while True:
+            if self._descriptor < 0:
+                self._descriptor = _open_or_make(self.path)
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self._held() from error
+            except PermissionError as error:  # what some file systems say instead
+                raise self._held() from error
+            if self._is_still_there():
+                return
+            self.close()  # somebody removed it, and others lock the one that is there now
+
+    def free(self) -> None:
+        if self._descriptor >= 0:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file. A second call changes nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _held(self) -> LockHeld:
+        pid = _holder(self._descriptor)
+        by = f"by process {pid}" if pid else "by another process"
+        return LockHeld(f"{self._what} is held {by} ({self.path})", pid)
+
+    def _is_still_there(self) -> bool:
+        own = os.fstat(self._descriptor)
+        try:
+            there = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        return (own.st_ino, own.st_dev) == (there.st_ino, there.st_dev)
+
+
 def holder_of(path: Path) -> int | None:
     """Look who holds the lock of a file, without taking it.
 
@@ -187,6 +243,11 @@ def _user_lock_dir() -> Path:
     return Path(f"/tmp/stagekeeper-{os.getuid()}")
 
 
+def worker_lock_file(lock_dir: Path, worker_id: WorkerId) -> Path:
+    """Return the file whose lock the agent of a worker id holds as long as it lives."""
+    return lock_dir / f"worker-{file_name(worker_id)}.lock"
+
+
 def take_worker_lock(lock_dir: Path, worker_id: WorkerId) -> FileLock:
     """Take the host-wide lock of a worker id.
 
@@ -194,9 +255,7 @@ def take_worker_lock(lock_dir: Path, worker_id: WorkerId) -> FileLock:
         LockHeld: an agent of that worker id runs on this host; the message says what to do.
     """
     try:
-        return FileLock.take(
-            lock_dir / f"worker-{file_name(worker_id)}.lock", f"worker id {worker_id!r}"
-        )
+        return FileLock.take(worker_lock_file(lock_dir, worker_id), f"worker id {worker_id!r}")
     except LockHeld as held:
         raise LockHeld(
             f"{held}: an agent of that worker id runs on this host. End it first, or give this "

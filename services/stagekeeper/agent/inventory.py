@@ -1,8 +1,8 @@
 """The cards of one agent: all kinds together, read again and again, for admission and reports.
 
-Decided here: when a change of the cards is another slice (which there are, how large they are, and
-whether that is known; what is used of them is a figure), and who on a card is a stranger. Not
-decided here: how a kind is read (`nvml`, `host_memory`), what is admitted (`ledger`).
+Decided here: when a change of the cards is another slice: which there are, how large they are, and
+whether that is known; what is used of them is a figure. Not decided here: how a kind is read
+(`nvml`, `host_memory`), what is admitted (`ledger`), whose what is used is (`card_claimants`).
 
 Invariant: the ledger counts with what the last look found, from that look on.
 """
@@ -17,15 +17,15 @@ from typing import Any
 
 import structlog
 
-from stagekeeper.agent.devices import CardProcess, CardReading, DeviceSource
+from stagekeeper.agent.card_owners import is_of_stage
+from stagekeeper.agent.devices import CardReading, DeviceSource
 from stagekeeper.agent.figures import device_without_figures
+from stagekeeper.agent.foreign_figures import ForeignFigures
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.stage_process import StageProcess
-from stagekeeper.core.ids import DeviceId
+from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import Device
 from stagekeeper.runtime.clock import Clock
-from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import environment_holds, read_stat
 from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
@@ -51,8 +51,15 @@ class Inventory:
         on_change: called when what is reported of the cards is another thing now.
     """
 
-    def __init__(self, sources: Sequence[DeviceSource], ledger: Ledger, clock: Clock) -> None:
+    def __init__(
+        self,
+        sources: Sequence[DeviceSource],
+        ledger: Ledger,
+        clock: Clock,
+        worker_id: WorkerId = WorkerId(""),
+    ) -> None:
         self._sources = sources
+        self._foreign = ForeignFigures(worker_id, clock)
         self._ledger = ledger
         self._clock = clock
         self._by_id: dict[DeviceId, Device] = {}
@@ -84,29 +91,18 @@ class Inventory:
     def report(self, stages: Iterable[StageProcess]) -> InventoryReport:
         """Return the cards as they are now, with what is used and reserved of them."""
         cards, unknown_reason = self._read(tuple(stages))
+        foreign = self._ledger.foreign()
         return InventoryReport(
             tuple(
-                replace(it.device, reserved_bytes=self._ledger.reserved_bytes(it.device.device_id))
+                replace(
+                    it.device,
+                    reserved_bytes=self._ledger.reserved_bytes(it.device.device_id),
+                    foreign=self._foreign.of(it.device.device_id, foreign),
+                )
                 for it in cards
             ),
             unknown_reason,
         )
-
-    def strangers(
-        self, stages: Iterable[StageProcess]
-    ) -> dict[DeviceId, tuple[CardProcess, ...] | None]:
-        """Return who is on each card and belongs to none of `stages`; None where nobody can tell.
-
-        Stages of other agents are strangers too: what they hold is not in this agent's ledger.
-        """
-        held = tuple(stages)
-        cards, _ = self._read(held)
-        return {
-            card.device.device_id: None
-            if card.processes is None
-            else tuple(it for it in card.processes if not _belongs(it.pid, held))
-            for card in cards
-        }
 
     async def look_again(self, within_s: float) -> None:
         """Return when every kind was looked at anew from now on, or when time is up."""
@@ -129,7 +125,7 @@ class Inventory:
         """Return the pids on a stage's cards that are its own, as last read."""
         listed = self.listed_on([claim.device_id for claim in stage.shard.devices])
         pids = frozenset[int]().union(*listed.values())
-        return frozenset(pid for pid in pids if _belongs(pid, (stage,)))
+        return frozenset(pid for pid in pids if is_of_stage(pid, stage))
 
     async def _follow(self, place: int, source: DeviceSource) -> None:
         followed = self._followed[place] = _Followed()
@@ -156,8 +152,14 @@ class Inventory:
         self._by_id.clear()
         self._by_id.update({device.device_id: device for device in devices})
         problems = {card.device.device_id: card.problem for card in cards if card.problem}
-        self._ledger.cards_are(devices, unknown_reason=unknown_reason, problems=problems)
+        self._ledger.cards_are(
+            devices, unknown_reason=unknown_reason, problems=problems, readings=cards
+        )
+        totals = {device.device_id: device.total_bytes for device in devices}
+        is_worth_telling = self._foreign.take_in(self._ledger.foreign(), totals)
         if self._known == (devices, unknown_reason):
+            if is_worth_telling:
+                self.on_change()
             return
         if self._known is not None:
             tell = _log.warning if unknown_reason or problems else _log.info
@@ -213,18 +215,3 @@ class _Followed:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
-
-
-def _belongs(pid: int, stages: Iterable[StageProcess]) -> bool:
-    """Whether a process is one of a stage's: in its session, or with its id in the environment."""
-    stat = read_stat(pid)
-    if stat is None:
-        return False
-    for stage in stages:
-        handle = stage.handle
-        # A session's number is surely its own only while its leader lives.
-        if handle is not None and not handle.has_exited and stat.session == handle.pid:
-            return True
-        if stage.holds_processes and environment_holds(pid, INSTANCE_ENV, stage.instance_id):
-            return True
-    return False

@@ -120,8 +120,6 @@ class Operations:
             )
         self._admission.check_slots(plan)
         others = self._replaced_by(plan)
-        self._admission.check_memory(plan, without={it.operation_id for it in others})
-        self._take_the_place_of(others, plan)
         file = OperationFile(
             OperationRecord(
                 plan.operation_id,
@@ -136,10 +134,19 @@ class Operations:
                 StageClaims(it.stage_id, self._ledger.claims_of(it)) for it in plan.stages
             ),
         )
+        with self._ledger.turn():
+            self._admission.check_memory(plan, without={it.operation_id for it in others})
+            self._book(file)
+        crash_points.reached("booked")
+        self._take_the_place_of(others, plan)
         operation = Operation(file, self._store, self._on_change)
-        operation.write()
+        try:
+            operation.write()
+        except OSError:
+            for stage_id in file.stage_ids:
+                self._ledger.free(Booking(plan.operation_id, stage_id))
+            raise
         self._operations[plan.operation_id] = operation
-        self._book(file)
         crash_points.reached("reserve-written")
         self._await_join(operation)
         self._on_change()

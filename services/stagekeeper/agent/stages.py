@@ -96,6 +96,7 @@ class Stages:
         shard = record.shard
         holder = f"{shard.replica} stage {shard.stage_name}"
         self._ledger.book(booking_of(stage), holder, shard.devices)
+        self._tell_process(stage)
         self._on_slice_change()
         return stage
 
@@ -148,11 +149,19 @@ class Stages:
                 stage.link = None
 
     def _changed(self, stage: StageProcess, is_other_slice: bool) -> None:
-        if not stage.holds_processes:
+        if stage.holds_processes:
+            self._tell_process(stage)
+        else:
             self._ledger.free(booking_of(stage))
         if is_other_slice:
             self._on_slice_change()
         self.on_progress(stage)
+
+    def _tell_process(self, stage: StageProcess) -> None:
+        """Let the ledger know what its claim lives on by, before that has heard its word."""
+        process = stage.record.process
+        if process is not None:
+            self._ledger.runs(booking_of(stage), stage.instance_id, process)
 
     async def _watch_state(self, stage: StageProcess, link: ControlLink) -> None:
         """Take in what a process says, as long as it lives; reach it again when the line breaks."""

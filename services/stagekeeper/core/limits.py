@@ -104,6 +104,9 @@ MOST_OPERATIONS: Final = 1_000
 
 MOST_FAILURES: Final = 10_000
 MOST_WORKER_DEVICES: Final = 1_000
+MOST_FOREIGN: Final = 64
+"""Holders of one device beside its agent's stages; an agent sends fewer."""
+
 MOST_NOTES: Final = 20
 """Sentences for its operator; more are left out, longer ones than LONGEST_REASON are cut."""
 

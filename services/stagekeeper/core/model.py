@@ -119,6 +119,23 @@ class DeploymentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignHolder:
+    """Who holds memory of a card beside what its agent has reserved.
+
+    `pid` is 0 where it is unknown, or several; `worker_id` is the worker of this cluster whose
+    stage it is, empty for strangers.
+    """
+
+    pid: int
+    name: str
+    memory_bytes: int
+    worker_id: WorkerId = WorkerId("")
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.name})" if self.pid else self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """A card of a worker. (worker id, device id) is its identity in the cluster."""
 
@@ -130,6 +147,7 @@ class Device:
     lock_domain_id: str = ""
     used_bytes: int | None = None
     reserved_bytes: int = 0
+    foreign: tuple[ForeignHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Which workers may take new replicas, and what of their cards is spoken for.
 
 Decided here: who is a candidate, and the ledger (claims as reported, starts of this reign that are
-not reported yet). Not decided here: who is chosen (`placement`).
+not reported yet, and what others were measured to hold). Not decided here: who is chosen
+(`placement`); what is free by the driver at that moment (the agent, at RESERVE).
 
 Invariant: a byte that somebody holds, or was promised, counts; when in doubt it counts.
 """
@@ -117,7 +118,43 @@ def _accounts(cluster: Cluster, restarting: Collection[ReplicaKey]) -> dict[_Car
             if device is not None:
                 account = accounts.setdefault(_card_key(worker, device), Account())
                 account.hold(holding)
+    for key, holdings in _foreign(cluster).items():
+        account = accounts.setdefault(key, Account())
+        for holding in holdings:
+            account.hold(holding)
     return accounts
+
+
+def _foreign(cluster: Cluster) -> dict[_CardKey, list[Holding]]:
+    """Return what is held of each card that no claim of a known worker covers.
+
+    Strangers on a card are those of the living worker that sees most of them: two that share it see
+    the same ones. What a stage uses beyond its claim only its own worker sees. A stage of a worker
+    that has reported counts by its own claim.
+    """
+    beyond: dict[_CardKey, list[Holding]] = {}
+    strangers: dict[_CardKey, list[Holding]] = {}
+    for worker in cluster.workers.values():
+        for device in worker.checked.devices:
+            if not device.foreign:
+                continue
+            key, seen = _card_key(worker, device), list[Holding]()
+            for it in device.foreign:
+                holding = Holding(device.device_id, str(it), it.memory_bytes)
+                if it.worker_id == worker.worker_id:
+                    beyond.setdefault(key, []).append(holding)
+                elif it.worker_id not in cluster.workers:
+                    seen.append(holding)
+            if worker.state is WorkerState.ALIVE and _sum(seen) > _sum(strangers.get(key, ())):
+                strangers[key] = seen
+    return {
+        key: [*beyond.get(key, ()), *strangers.get(key, ())]
+        for key in dict.fromkeys((*beyond, *strangers))
+    }
+
+
+def _sum(holdings: Iterable[Holding]) -> int:
+    return sum(it.memory_bytes for it in holdings)
 
 
 def _claimed(worker: Worker, restarting: Collection[ReplicaKey]) -> Iterable[Holding]:

@@ -32,6 +32,7 @@ from stagekeeper.core.limits import (
     LONGEST_MESSAGE,
     LONGEST_TEXT,
     MOST_FAILURES,
+    MOST_FOREIGN,
     MOST_OPERATIONS,
     MOST_REPORTED_REPLICAS,
     MOST_REPORTED_STAGES,
@@ -266,9 +267,17 @@ def _device_problem(device: Device, known: dict[DeviceId, Device]) -> str:
     ):
         if not 0 <= count <= LARGEST_BYTES:
             return f"{name} {count} is out of range"
-    longest = max(len(device.kind), len(device.model), len(device.lock_domain_id))
+    if problem := count_problem(len(device.foreign), MOST_FOREIGN):
+        return f"foreign: {problem}"
+    if any(not 0 <= it.memory_bytes <= LARGEST_BYTES for it in device.foreign):
+        return "foreign: memory_bytes is out of range"
+    texts = [device.kind, device.model, device.lock_domain_id]
+    texts += [text for it in device.foreign for text in (it.name, it.worker_id)]
+    longest = max(map(len, texts))
     if longest > LONGEST_TEXT:
         return f"has a text of {longest} characters, at most {LONGEST_TEXT} are taken"
+    if problem := next(filter(None, (text_problem(it.name) for it in device.foreign)), ""):
+        return f"foreign: {problem}"
     return id_problem(device.device_id)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 VARIABLE: Final = "STAGEKEEPER_TEST_KILL_AT"
 
 AGENT_POINTS: Final = (
+    "booked",  # the other agents of the host count it, nothing of it is on this agent's disk
     "reserve-written",  # the operation is on disk, nothing is spawned
     "starting-written",  # it is on disk as STARTING, nothing is spawned
     "intent-written",  # a stage's intent is on disk, no process exists

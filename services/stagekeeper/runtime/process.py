@@ -85,10 +85,30 @@ def is_alive(process: ProcessIdentity) -> bool:
     return identity_of(process.pid) == process
 
 
+def real_user(pid: int) -> int | None:
+    """Return whose process it is, by its real user id; None when that cannot be read."""
+    try:
+        for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
 def environment_holds(pid: int, name: str, value: str) -> bool | None:
     """Return whether the process was started with this variable; None when that is not readable."""
     environment = _environment(pid)
     return None if environment is None else f"{name}={value}".encode() in environment
+
+
+def environment_value(pid: int, name: str) -> str | None:
+    """Return with what value of a variable a process was started; None without, or unreadable."""
+    prefix = f"{name}=".encode()
+    for variable in _environment(pid) or ():
+        if variable.startswith(prefix):
+            return variable.removeprefix(prefix).decode(errors="replace")
+    return None
 
 
 def _environment(pid: int) -> list[bytes] | None:
@@ -123,14 +143,11 @@ def members_by(name: str) -> dict[str, list[ProcessIdentity]]:
     Returns:
         Its value → the processes with that value, the one that started first before the others.
     """
-    prefix = f"{name}=".encode()
     found: dict[str, list[ProcessIdentity]] = {}
     for stat in sorted(_living_others(), key=lambda it: it.identity.start_ticks):
-        for variable in _environment(stat.identity.pid) or ():
-            if variable.startswith(prefix):
-                value = variable.removeprefix(prefix).decode(errors="replace")
-                found.setdefault(value, []).append(stat.identity)
-                break
+        value = environment_value(stat.identity.pid, name)
+        if value is not None:
+            found.setdefault(value, []).append(stat.identity)
     return found
 
 

@@ -531,6 +531,7 @@ class Device(_message.Message):
     USED_BYTES_FIELD_NUMBER: _builtins.int
     LOCK_DOMAIN_ID_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    FOREIGN_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     """Unique within the worker: a GPU or MIG UUID, or `cpu:N`. Compared exactly."""
     kind: _builtins.str
@@ -547,6 +548,14 @@ class Device(_message.Message):
     """Two devices with one id here are one card seen by two agents: they share locks and a ledger."""
     reserved_bytes: _builtins.int
     """Reserved by the stages that this agent runs, starts or stops."""
+    @_builtins.property
+    def foreign(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignHolder]:
+        """Whatever else holds memory of it, the largest first: strangers by pid, stages of other agents of
+        the host, and what a stage of this agent uses beyond what it has reserved. A figure: it is as of
+        the registration, and a small change makes no new one. An agent sends a few at most, and the sum
+        of the rest as one.
+        """
+
     def __init__(
         self,
         *,
@@ -558,16 +567,53 @@ class Device(_message.Message):
         used_bytes: _builtins.int | None = ...,
         lock_domain_id: _builtins.str = ...,
         reserved_bytes: _builtins.int = ...,
+        foreign: _abc.Iterable[Global___ForeignHolder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes", "device_id", b"device_id", "index", b"index", "kind", b"kind", "lock_domain_id", b"lock_domain_id", "model", b"model", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes", "device_id", b"device_id", "foreign", b"foreign", "index", b"index", "kind", b"kind", "lock_domain_id", b"lock_domain_id", "model", b"model", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__used_bytes: _TypeAlias = _typing.Literal["used_bytes"]  # noqa: Y015
     _WhichOneofArgType__used_bytes: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__used_bytes) -> _WhichOneofReturnType__used_bytes | None: ...
 
 Global___Device: _TypeAlias = Device  # noqa: Y015
+
+@_typing.final
+class ForeignHolder(_message.Message):
+    """Who holds memory of a device beside what its agent has reserved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """The process, as its agent sees it; 0 where that is not known, or where it is several."""
+    name: _builtins.str
+    """What it is, for people: a program's name, or the stage."""
+    memory_bytes: _builtins.int
+    """What it uses; of a stage of another agent, what counts for it there."""
+    worker_id: _builtins.str
+    """Whose stage it is: a worker of the same cluster. Whoever has that worker's own report counts this
+    entry only if it is of the worker that reports the device. Empty for everybody else.
+    """
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        name: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "name", b"name", "pid", b"pid", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForeignHolder: _TypeAlias = ForeignHolder  # noqa: Y015
 
 @_typing.final
 class DeviceClaim(_message.Message):

@@ -21,6 +21,7 @@ from stagekeeper.core.ids import (
     OperationId,
     ReplicaIndex,
     StageId,
+    WorkerId,
 )
 from stagekeeper.core.limits import LARGEST_SHARD_BYTES
 from stagekeeper.core.model import (
@@ -28,6 +29,7 @@ from stagekeeper.core.model import (
     Device,
     DeviceClaim,
     EndpointInfo,
+    ForeignHolder,
     ModelInfo,
     Progress,
     ShardAddress,
@@ -68,6 +70,12 @@ def device_to_proto(device: Device) -> pb2.Device:
         used_bytes=device.used_bytes,
         lock_domain_id=device.lock_domain_id,
         reserved_bytes=device.reserved_bytes,
+        foreign=[
+            pb2.ForeignHolder(
+                pid=it.pid, name=it.name, memory_bytes=it.memory_bytes, worker_id=it.worker_id
+            )
+            for it in device.foreign
+        ],
     )
 
 
@@ -81,6 +89,10 @@ def device_from_proto(message: pb2.Device) -> Device:
         lock_domain_id=message.lock_domain_id,
         used_bytes=message.used_bytes if message.HasField("used_bytes") else None,
         reserved_bytes=message.reserved_bytes,
+        foreign=tuple(
+            ForeignHolder(it.pid, it.name, it.memory_bytes, WorkerId(it.worker_id))
+            for it in message.foreign
+        ),
     )
 
 
