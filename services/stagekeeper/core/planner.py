@@ -65,8 +65,12 @@ def init_groups(stage_devices: Table[Stage, Iterable[DeviceKey]]) -> list[list[S
 
     first_on: dict[DeviceKey, Stage] = {}
     for stage_id, cards in plan.items():
+        mine = root(stage_id)
         for device in cards:
-            parent[root(stage_id)] = root(first_on.setdefault(device, stage_id))
+            theirs = root(first_on.setdefault(device, stage_id))
+            if theirs != mine:
+                parent[mine] = theirs
+                mine = theirs
 
     groups: dict[Stage, list[Stage]] = {}
     for stage_id in sorted(plan):
@@ -133,9 +137,6 @@ class DeviceSum:
         more = len(self.stages) + len(self.holdings) - len(terms)
         if more:
             terms.append(f"and {more} more")
-        if self.holdings:
-            free_bytes = self.total_bytes - sum(it.memory_bytes for it in self.holdings)
-            terms.append(f"free: {max(0, free_bytes)}")
         fits = [
             f"stage {term.stage_id} at utilization {utilization}"
             for term in shown
@@ -304,7 +305,8 @@ def _checked_devices(
         return ()
     checked: dict[DeviceKey, None] = {}
     for device in devices:
-        if not _is_device(device):
+        # A plain number is seen without a call: there may be ten thousands of them.
+        if not (type(device) is int and device >= 0) and not _is_device(device):
             problems.append(f"{where}: device id {device!r} is neither a number from 0 nor a name")
         elif device in checked:
             problems.append(f"{where}: duplicate device {device}")
