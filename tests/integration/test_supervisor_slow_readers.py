@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
 
 from stagekeeper.client import Client
 from stagekeeper.supervisor.pulse import Pulse
@@ -96,19 +95,6 @@ async def test_reader_that_takes_nothing_is_cut_and_told_to_list_again(tmp_path,
             kinds = [(await next_of(again)).kind for _ in range(len(NAMES) + 1)]
             assert kinds[-1] == pb2.CHANGE_KIND_SYNCED
             again.cancel()
-
-
-async def test_reader_that_leaves_while_it_is_written_to_is_no_bug(tmp_path, listeners):
-    async with slow(tmp_path, 60.0) as them:
-        await put(HandWorker(them.endpoint), "127.0.0.1:10")
-        with structlog.testing.capture_logs() as logs:
-            async with channel_to(them.endpoint) as channel:
-                stub = pb2_grpc.DeploymentServiceStub(channel)
-                call = stub.WatchDeployments(pb2.WatchDeploymentsRequest())
-                await next_of(call)
-            await wait_for(lambda: listeners.count == 0, "the reader is gone")
-            await list_deployments(them.endpoint)
-        assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == []
 
 
 async def test_reader_that_takes_its_time_is_not_cut(tmp_path, listeners):

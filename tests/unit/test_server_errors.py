@@ -77,6 +77,21 @@ async def test_a_bug_is_internal_and_keeps_its_insides_for_the_log(rpc):
 
 
 @pytest.mark.parametrize("rpc", ["Unary", "Stream"])
+async def test_a_caller_that_is_gone_while_it_is_written_to_is_no_bug(rpc):
+    """A method that writes by itself meets what gRPC raises then; nobody is left to be told."""
+    context, servicer = Context(), Servicer(grpc.aio.InternalError("Failed execute_batch"))
+
+    with pytest.raises(grpc.aio.InternalError):
+        if rpc == "Stream":
+            async for _ in servicer.Stream(request(), context):
+                pass
+        else:
+            await servicer.Unary(request(), context)
+
+    assert context.code is None
+
+
+@pytest.mark.parametrize("rpc", ["Unary", "Stream"])
 async def test_a_refusal_names_every_field_and_its_wait(rpc):
     refused = Refused(
         Reason.BAD_FIELD, "no", problems=[FieldProblem("a", "x"), FieldProblem("b[0].c", "y")]
