@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -78,3 +80,30 @@ async def test_up_without_a_driver_takes_slices_and_with_a_failing_one_says_so(n
     refused = await command_line("deploy", str(up.spec(spec("m", 0.1))), endpoint=up.endpoint)
     assert refused.code == ExitCode.FAILED
     assert "version mismatch" in refused.err
+
+
+async def test_startup_7_plan_and_deploy_name_the_processes_that_hold_a_card(nvml, up):
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE
+    )
+    nvml.card(CARD, 80 * GIB, 5 * GIB)
+    nvml.says(f"process {CARD} {stranger.pid} {5 * GIB}")
+    await up.serving(devices=())
+    file = str(up.spec(spec("m", 0.95)))
+
+    planned = await command_line("plan", file, endpoint=up.endpoint)
+    refused = await command_line("deploy", file, endpoint=up.endpoint)
+    stranger.kill()
+    await stranger.wait()
+    nvml.says_no_more("card", "process")
+    nvml.card(CARD, 80 * GIB)
+
+    async def deployed() -> bool:
+        return (await command_line("deploy", file, endpoint=up.endpoint)).code == 0
+
+    assert planned.code == refused.code == ExitCode.FAILED
+    for said in (planned.out, refused.err):
+        assert f"pid {stranger.pid} (python" in said
+    assert f"free: {75 * GIB}" in refused.err
+    assert f"{76 * GIB}" in refused.err
+    await wait_for(deployed, "there is room when the stranger is gone")

@@ -23,6 +23,7 @@ from stagekeeper.agent.host_claims import (
     write_claims,
 )
 from stagekeeper.agent.host_ledger import HostLedger, LedgerBusy, until_turn
+from stagekeeper.agent.host_lock import take_worker_lock
 from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import (
@@ -271,6 +272,25 @@ def test_claims_of_another_pid_namespace_count_while_their_agent_holds_its_lock(
         assert refusal(found, 41)
     finally:
         held.communicate(b"\n")
+
+
+def test_file_that_names_this_worker_costs_it_no_lock(tmp_path):
+    """To look whether a lock of one's own is held would drop it."""
+    lock = take_worker_lock(tmp_path, WorkerId("w1"))
+    put(tmp_path, other_file(claim(60, NOBODY), pid_namespace="pid:[1]", worker_id="w1")).rename(
+        tmp_path / f"claims-{os.getuid()}-liar.json"
+    )
+
+    ledger(tmp_path, "w1").admit([start(100)])
+
+    code = (
+        "import sys; from pathlib import Path; "
+        "from stagekeeper.agent.host_lock import take_worker_lock; "
+        "take_worker_lock(Path(sys.argv[1]), 'w1')"
+    )
+    second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
+    assert b"LockHeld" in second.stderr
+    lock.release()
 
 
 # --- what others put into the folder

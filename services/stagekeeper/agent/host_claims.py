@@ -164,9 +164,10 @@ class OthersClaims:
         problems: a sentence for each file that was left out by the last look.
     """
 
-    def __init__(self, lock_dir: Path, own_path: Path) -> None:
+    def __init__(self, lock_dir: Path, worker_id: WorkerId) -> None:
         self._lock_dir = lock_dir
-        self._own_path = own_path
+        self._own_path = claims_path(lock_dir, worker_id)
+        self._own_lock = worker_lock_file(lock_dir, worker_id)
         self._boot_id = boot_id()
         self._pid_namespace = pid_namespace()
         self._read: dict[Path, _Read] = {}
@@ -241,7 +242,8 @@ class OthersClaims:
             # Its pids mean nothing here. That its agent lives shows by the lock that it holds; and
             # with an agent that is a container's first process its stages have died too.
             lock = worker_lock_file(self._lock_dir, WorkerId(file.worker_id))
-            if _is_held(lock):
+            # The own one is held by this agent, so by no other; and to look at it would drop it.
+            if lock != self._own_lock and _is_held(lock):
                 yield from file.claims
             return
         agent_lives = _is_of(file.agent, user)

@@ -88,7 +88,7 @@ class HostLedger:
         self._worker_id = worker_id
         self._path = claims_path(lock_dir, worker_id)
         self._lock = TurnLock(lock_dir / LOCK_FILE, "the host's ledger")
-        self._others = OthersClaims(lock_dir, self._path)
+        self._others = OthersClaims(lock_dir, worker_id)
         self._boot_id = boot_id()
         self._pid_namespace = pid_namespace()
         self._unwritten = ""
