@@ -175,6 +175,22 @@ async def test_killed_on_the_way_up_and_joined_by_nobody_nothing_is_left(
         )
 
 
+@pytest.mark.parametrize("point", ["spawned", "pid-written"])
+async def test_process_that_was_not_let_go_ends_with_its_agent(
+    overseer: Overseer, home: AgentHome, point: str
+) -> None:
+    """No next agent is needed for that: the pipe ends, and nothing of the stage has run."""
+    agent = await AgentProcess.start(home, env={VARIABLE: point})
+    await overseer.hears(lambda it: it.agent_address, "it registers")
+    starting = asyncio.create_task(overseer.bring_up(plan(stage("a"))))
+    try:
+        assert await agent.ended() == -signal.SIGKILL
+        await wait_for(lambda: not home.processes, "it ended by itself")
+    finally:
+        starting.cancel()
+        await asyncio.wait({starting})
+
+
 def _instances(home: AgentHome) -> set[str]:
     """The instances that processes of this home belong to."""
     found = set()

@@ -132,6 +132,11 @@ async def test_revision_of_another_reign_is_gone(tmp_path):
         await HandWorker(them.endpoint).hold(shard()).register()
         seen = (await list_deployments(them.endpoint)).revision
         await them.restart()
+        worker = HandWorker(them.endpoint)
+        for port in range(1, 6):
+            await worker.hold(shard(url=f"127.0.0.1:{port}")).register()
+        now = (await list_deployments(them.endpoint)).revision
+        assert now.n >= seen.n, "it is the reign alone that tells the positions apart"
         async with (
             watching(them.endpoint, after=seen) as watch,
             refused(grpc.StatusCode.OUT_OF_RANGE, "REVISION_GONE"),
