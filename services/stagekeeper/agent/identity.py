@@ -77,24 +77,24 @@ class AgentIdentity:
             last + 1,
             found.highest_epoch if found else NO_EPOCH,
         )
-        identity._write()
+        identity._write(identity.incarnation, identity.highest_epoch)
         return identity
 
     def rise_above(self, incarnation: int) -> None:
         """Take the incarnation after one that somebody else showed, unless ours is above it."""
         if incarnation >= self._incarnation:
-            self._incarnation = incarnation + 1
-            self._write()
+            self._write(incarnation + 1, self._highest_epoch)
 
     def note_epoch(self, epoch: Epoch) -> None:
         """Remember a reign before it is obeyed; a lower one than the highest changes nothing."""
         if epoch > self._highest_epoch:
-            self._highest_epoch = epoch
-            self._write()
+            self._write(self._incarnation, epoch)
 
-    def _write(self) -> None:
-        file = _File(self.worker_id, self.host_id, self._incarnation, self._highest_epoch)
+    def _write(self, incarnation: int, highest_epoch: Epoch) -> None:
+        """Put both on disk, and only then believe them."""
+        file = _File(self.worker_id, self.host_id, incarnation, highest_epoch)
         write_durably(self._path, msgspec.json.encode(file))
+        self._incarnation, self._highest_epoch = incarnation, highest_epoch
 
 
 def _read(path: Path) -> _File | None:

@@ -4,7 +4,7 @@ Decided here: that a call is of this cluster. Everything else is converted, hand
 converted back. Heartbeats are the most frequent call there is: they read five fields, and their
 answers are built once for each kind of answer.
 
-Invariant: a heartbeat is always answered OK, with a verdict.
+Invariant: while the reign lasts a heartbeat is always answered OK, with a verdict.
 """
 
 from __future__ import annotations

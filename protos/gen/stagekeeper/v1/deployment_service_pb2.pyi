@@ -68,7 +68,9 @@ class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind
     CHANGE_KIND_REMOVED: _ChangeKind.ValueType  # 5
     """The deployment is gone: nobody wants it and nobody reports it."""
     CHANGE_KIND_BOOKMARK: _ChangeKind.ValueType  # 6
-    """Nothing changed; the supervisor is there."""
+    """Nothing changed; the supervisor is there. Comes at least every five seconds in which nothing else
+    does: a reader that hears nothing for longer should watch again.
+    """
     CHANGE_KIND_EVENT: _ChangeKind.ValueType  # 7
     """Something happened: `event` says what."""
 
@@ -88,7 +90,9 @@ CHANGE_KIND_MODIFIED: ChangeKind.ValueType  # 4
 CHANGE_KIND_REMOVED: ChangeKind.ValueType  # 5
 """The deployment is gone: nobody wants it and nobody reports it."""
 CHANGE_KIND_BOOKMARK: ChangeKind.ValueType  # 6
-"""Nothing changed; the supervisor is there."""
+"""Nothing changed; the supervisor is there. Comes at least every five seconds in which nothing else
+does: a reader that hears nothing for longer should watch again.
+"""
 CHANGE_KIND_EVENT: ChangeKind.ValueType  # 7
 """Something happened: `event` says what."""
 Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015

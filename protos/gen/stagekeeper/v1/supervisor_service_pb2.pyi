@@ -29,9 +29,11 @@ class _HeartbeatVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hear
     HEARTBEAT_VERDICT_UNSPECIFIED: _HeartbeatVerdict.ValueType  # 0
     """Never sent."""
     HEARTBEAT_VERDICT_OK: _HeartbeatVerdict.ValueType  # 1
-    """The lease is renewed."""
+    """The lease is renewed; of a late heartbeat (a lower revision) nothing is."""
     HEARTBEAT_VERDICT_REGISTER: _HeartbeatVerdict.ValueType  # 2
-    """The supervisor lacks this slice (worker unknown, newer revision, other digest): put it."""
+    """Put the slice: the supervisor lacks it (worker unknown, newer revision, other digest), its epoch
+    was raised since, or the lease is over and the revision is lower than what is known.
+    """
     HEARTBEAT_VERDICT_SUPERSEDED: _HeartbeatVerdict.ValueType  # 3
     """A higher incarnation of this worker took over: end your authority, stop no stage."""
     HEARTBEAT_VERDICT_WRONG_CLUSTER: _HeartbeatVerdict.ValueType  # 4
@@ -43,9 +45,11 @@ class HeartbeatVerdict(_HeartbeatVerdict, metaclass=_HeartbeatVerdictEnumTypeWra
 HEARTBEAT_VERDICT_UNSPECIFIED: HeartbeatVerdict.ValueType  # 0
 """Never sent."""
 HEARTBEAT_VERDICT_OK: HeartbeatVerdict.ValueType  # 1
-"""The lease is renewed."""
+"""The lease is renewed; of a late heartbeat (a lower revision) nothing is."""
 HEARTBEAT_VERDICT_REGISTER: HeartbeatVerdict.ValueType  # 2
-"""The supervisor lacks this slice (worker unknown, newer revision, other digest): put it."""
+"""Put the slice: the supervisor lacks it (worker unknown, newer revision, other digest), its epoch
+was raised since, or the lease is over and the revision is lower than what is known.
+"""
 HEARTBEAT_VERDICT_SUPERSEDED: HeartbeatVerdict.ValueType  # 3
 """A higher incarnation of this worker took over: end your authority, stop no stage."""
 HEARTBEAT_VERDICT_WRONG_CLUSTER: HeartbeatVerdict.ValueType  # 4

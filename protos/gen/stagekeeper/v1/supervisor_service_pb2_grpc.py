@@ -89,11 +89,11 @@ class SupervisorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
-        a verdict; the reply sets the pace.
+        """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Answered OK with
+        a verdict while the reign lasts; the reply sets the pace.
 
-        Codes: UNAVAILABLE, DEADLINE_EXCEEDED: drop channel, stubs and registration together, then ask
-        the stable endpoint.
+        Codes: UNAVAILABLE (with DRAINING where a reign is over), DEADLINE_EXCEEDED: drop channel, stubs
+        and registration together, then ask the stable endpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

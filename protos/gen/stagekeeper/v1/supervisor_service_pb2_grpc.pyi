@@ -58,11 +58,11 @@ class SupervisorServiceStub:
     that has seen a higher reign raises this supervisor's own above it.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_supervisor_service_pb2.HeartbeatRequest, _supervisor_service_pb2.HeartbeatResponse]
-    """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
-    a verdict; the reply sets the pace.
+    """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Answered OK with
+    a verdict while the reign lasts; the reply sets the pace.
 
-    Codes: UNAVAILABLE, DEADLINE_EXCEEDED: drop channel, stubs and registration together, then ask
-    the stable endpoint.
+    Codes: UNAVAILABLE (with DRAINING where a reign is over), DEADLINE_EXCEEDED: drop channel, stubs
+    and registration together, then ask the stable endpoint.
     """
     ReportFailure: _grpc.UnaryUnaryMultiCallable[_supervisor_service_pb2.ReportFailureRequest, _supervisor_service_pb2.ReportFailureResponse]
     """Records one failure. Deduplicated by failure_id: a repeat is acknowledged and changes nothing.
@@ -103,11 +103,11 @@ class SupervisorServiceAsyncStub(SupervisorServiceStub):
     that has seen a higher reign raises this supervisor's own above it.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_supervisor_service_pb2.HeartbeatRequest, _supervisor_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
-    a verdict; the reply sets the pace.
+    """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Answered OK with
+    a verdict while the reign lasts; the reply sets the pace.
 
-    Codes: UNAVAILABLE, DEADLINE_EXCEEDED: drop channel, stubs and registration together, then ask
-    the stable endpoint.
+    Codes: UNAVAILABLE (with DRAINING where a reign is over), DEADLINE_EXCEEDED: drop channel, stubs
+    and registration together, then ask the stable endpoint.
     """
     ReportFailure: _aio.UnaryUnaryMultiCallable[_supervisor_service_pb2.ReportFailureRequest, _supervisor_service_pb2.ReportFailureResponse]  # type: ignore[assignment]
     """Records one failure. Deduplicated by failure_id: a repeat is acknowledged and changes nothing.
@@ -157,11 +157,11 @@ class SupervisorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _supervisor_service_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_supervisor_service_pb2.HeartbeatResponse, _abc.Awaitable[_supervisor_service_pb2.HeartbeatResponse]]:
-        """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Always OK, with
-        a verdict; the reply sets the pace.
+        """Renews the lease. Never registers, never changes a slice, writes nothing to disk. Answered OK with
+        a verdict while the reign lasts; the reply sets the pace.
 
-        Codes: UNAVAILABLE, DEADLINE_EXCEEDED: drop channel, stubs and registration together, then ask
-        the stable endpoint.
+        Codes: UNAVAILABLE (with DRAINING where a reign is over), DEADLINE_EXCEEDED: drop channel, stubs
+        and registration together, then ask the stable endpoint.
         """
 
     @_abc_1.abstractmethod

@@ -338,7 +338,9 @@ class _OperationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operat
     OPERATION_STATE_ROLLED_BACK: _OperationState.ValueType  # 6
     """It failed or was cancelled, and nothing of it is left."""
     OPERATION_STATE_INTERRUPTED: _OperationState.ValueType  # 7
-    """Its agent died while it was under way; the next agent holds it until a reign decides."""
+    """Its agent died while it was under way, and the next one cannot go on with it, since too little of
+    it was on disk: it is held until a reign decides.
+    """
 
 class OperationState(_OperationState, metaclass=_OperationStateEnumTypeWrapper):
     """Which step an operation has reached on one worker."""
@@ -358,7 +360,9 @@ OPERATION_STATE_ROLLING_BACK: OperationState.ValueType  # 5
 OPERATION_STATE_ROLLED_BACK: OperationState.ValueType  # 6
 """It failed or was cancelled, and nothing of it is left."""
 OPERATION_STATE_INTERRUPTED: OperationState.ValueType  # 7
-"""Its agent died while it was under way; the next agent holds it until a reign decides."""
+"""Its agent died while it was under way, and the next one cannot go on with it, since too little of
+it was on disk: it is held until a reign decides.
+"""
 Global___OperationState: _TypeAlias = OperationState  # noqa: Y015
 
 class _RollbackEnding:
