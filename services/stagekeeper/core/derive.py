@@ -33,6 +33,7 @@ class ReplicaContext:
         is_wanted: its index is below the replicas wanted.
         is_deleting: its deployment is being deleted.
         starting_on: the workers on which an operation starts it, for people; None when none does.
+        waits_for: the replica whose start has to be over before that operation begins; None: none.
         is_decided: that operation is being committed, whatever comes.
         is_committed: it was committed, and only a worker's report is missing.
         note: why its last start failed; None when it did not.
@@ -44,6 +45,7 @@ class ReplicaContext:
     is_wanted: bool = False
     is_deleting: bool = False
     starting_on: str | None = None
+    waits_for: ReplicaKey | None = None
     is_decided: bool = False
     is_committed: bool = False
     note: FailureNote | None = None
@@ -131,7 +133,11 @@ def _of_start(context: ReplicaContext) -> tuple[str, NextAction]:
         return reason, next_action.REPORT_AWAITED
     if context.is_decided:
         return f"it has started on {context.starting_on}, and is committed", next_action.COMMITS
-    return f"it starts on {context.starting_on}", next_action.STARTS
+    reason = f"it starts on {context.starting_on}"
+    if context.waits_for is not None:
+        reason += f" after {context.waits_for}, which has shards on the same cards"
+        return reason, next_action.STARTS_LATER
+    return reason, next_action.STARTS
 
 
 @dataclass(slots=True)

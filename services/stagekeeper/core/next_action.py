@@ -38,6 +38,7 @@ DELETE_THEN_DEPLOY: Final = NextAction(
 STARTS: Final = NextAction(
     "it is READY when all of its stages are; the first failure undoes the start"
 )
+STARTS_LATER: Final = NextAction("its start begins when the one before it is up, or has failed")
 COMMITS: Final = NextAction(
     "it is READY when each of its workers has committed its part; a silent one is waited for: to "
     "start it elsewhere, delete the deployment, then deploy it"

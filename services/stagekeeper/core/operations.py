@@ -91,6 +91,7 @@ class Operation:
         start: its parts.
         targets: for each of its workers that has registered with this reign the life that it was in
             then.
+        waits_for: another start that has to be over before this one is handed out; None: none has.
         is_running: it is being reserved and started, or joined where it is under way.
         started_at: since when all of its stages are up; None before.
         is_decided: it is committed, whatever comes: this is never taken back.
@@ -103,6 +104,7 @@ class Operation:
 
     start: ReplicaStart
     targets: dict[WorkerId, AgentTarget] = field(default_factory=dict)
+    waits_for: ReplicaKey | None = None
     is_running: bool = False
     started_at: float | None = None
     is_decided: bool = False
@@ -132,6 +134,7 @@ class OperationBook:
     """All operations of this reign, by id, by replica, by deployment and by worker; and the mint.
 
     `condemned` are starts that were decided and lost a part: what is committed of them is stopped.
+    `waiting` are those that wait for another one.
     """
 
     supervisor_id: str
@@ -141,6 +144,7 @@ class OperationBook:
     by_deployment: dict[DeploymentName, set[OperationId]] = field(default_factory=dict)
     by_worker: dict[WorkerId, set[OperationId]] = field(default_factory=dict)
     condemned: dict[OperationId, ReplicaStart] = field(default_factory=dict)
+    waiting: dict[OperationId, None] = field(default_factory=dict)
 
     def mint(self, epoch: Epoch) -> tuple[OperationId, Generation]:
         """Return a fresh operation id and the generation that belongs to it."""
@@ -168,6 +172,7 @@ class OperationBook:
     def remove(self, operation: Operation) -> None:
         start = operation.start
         del self.by_id[start.operation_id]
+        self.waiting.pop(start.operation_id, None)
         del self.by_replica[start.replica]
         _drop(self.by_deployment, start.replica.deployment, start.operation_id)
         for worker_id in start.worker_ids:

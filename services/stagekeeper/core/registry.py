@@ -174,6 +174,7 @@ class Registry:
         """Derive what was touched, work out what follows, and hand out the commands."""
         cluster = self._cluster
         asked = dict.fromkeys(ask)
+        starts.take_turns(cluster)
         rederive(cluster)
         while cluster.due:
             worker_id, _ = cluster.due.popitem()

@@ -40,6 +40,7 @@ from stagekeeper.core.start_reports import (
     unreported,
     without_address,
 )
+from stagekeeper.core.start_turns import start_ahead
 from stagekeeper.core.states import OperationState, ShardState, WorkerState
 from stagekeeper.core.worker_news import log_stop
 from stagekeeper.core.workers import Worker
@@ -51,19 +52,15 @@ STARTED_ANEW = "its replica is started anew"
 
 
 def begin(cluster: Cluster, start: ReplicaStart) -> None:
-    """Put a start on the books, write it down, and have it carried out."""
+    """Put a start on the books, write it down, and have it carried out when it is its turn."""
     cluster.notes.pop(start.replica, None)
     operation = Operation(start)
     cluster.operations.add(operation)
     cluster.writes.append(SaveOperation(operation.saved))
     for worker_id in start.worker_ids:
         operation.targets[worker_id] = cluster.workers[worker_id].target
-    names = ", ".join(stage.spec.name for stage in start.parts[0].stages)
-    _carry_out(
-        cluster,
-        operation,
-        f"{start.replica} starts on {start.where}: {names} (operation {start.operation_id})",
-    )
+    if _has_turn(cluster, operation):
+        _carry_out(cluster, operation)
 
 
 def load(cluster: Cluster, saved: Iterable[SavedOperation]) -> None:
@@ -81,6 +78,14 @@ def load(cluster: Cluster, saved: Iterable[SavedOperation]) -> None:
         operation.is_cancelled = desired is not None and desired.is_deleting
         cluster.operations.add(operation)
         cluster.touched[start.replica] = None
+
+
+def take_turns(cluster: Cluster) -> None:
+    """Go on with the starts that waited for others, where those are over by now."""
+    for operation_id in list(cluster.operations.waiting):
+        operation = cluster.operations.by_id[operation_id]
+        if _has_turn(cluster, operation):
+            advance(cluster, operation)
 
 
 def worker_reported(cluster: Cluster, worker: Worker) -> None:
@@ -244,7 +249,11 @@ def _take_in_report(cluster: Cluster, operation: Operation, worker: Worker) -> N
         if is_going_down:
             come_to_nothing(cluster, operation, failure_note(operation.start, worker_id, record))
             return
-    elif is_new_life and not (record or has_shards(worker, operation.operation_id)):
+    elif (
+        is_new_life
+        and (operation.is_running or operation.started_at is not None)
+        and not (record or has_shards(worker, operation.operation_id))
+    ):
         come_to_nothing(
             cluster, operation, interruption_note(operation.start, worker_id, RESTARTED)
         )
@@ -268,16 +277,32 @@ def _join(cluster: Cluster, operation: Operation) -> None:
     stops = leftovers(cluster, start.replica, but=start.operation_id)
     if stops and cluster.is_recovering:
         return
-    _carry_out(
-        cluster,
-        operation,
-        f"the start of {start.replica} on {start.where} goes on under this supervisor "
-        f"(operation {start.operation_id})",
-    )
+    if _has_turn(cluster, operation):
+        _carry_out(cluster, operation)
 
 
-def _carry_out(cluster: Cluster, operation: Operation, told: str) -> None:
+def _has_turn(cluster: Cluster, operation: Operation) -> bool:
+    """Say whether a start may be handed out; one that may not goes on in `take_turns`."""
+    ahead = start_ahead(cluster.operations, operation)
+    waits_for = None if ahead is None else ahead.start.replica
+    if waits_for is None:
+        cluster.operations.waiting.pop(operation.operation_id, None)
+    else:
+        cluster.operations.waiting[operation.operation_id] = None
+    if waits_for != operation.waits_for:
+        operation.waits_for = waits_for
+        cluster.touched[operation.start.replica] = None
+    return waits_for is None
+
+
+def _carry_out(cluster: Cluster, operation: Operation) -> None:
     start = operation.start
+    if start.generation.epoch.supervisor_id == cluster.epoch.supervisor_id:
+        names = ", ".join(stage.spec.name for stage in start.parts[0].stages)
+        told = f"{start.replica} starts on {start.where}: {names} "
+    else:
+        told = f"the start of {start.replica} on {start.where} goes on under this supervisor "
+    told += f"(operation {start.operation_id})"
     operation.is_running = True
     cluster.touched[start.replica] = None
     cluster.log(EventKind.START_BEGAN, told, of_replica(start.replica, start.worker_ids[0]))
