@@ -137,6 +137,9 @@ class DeviceSum:
         more = len(self.stages) + len(self.holdings) - len(terms)
         if more:
             terms.append(f"and {more} more")
+        if self.holdings:
+            free_bytes = self.total_bytes - sum(it.memory_bytes for it in self.holdings)
+            terms.append(f"free: {max(0, free_bytes)}")
         fits = [
             f"stage {term.stage_id} at utilization {utilization}"
             for term in shown
