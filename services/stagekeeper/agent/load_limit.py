@@ -2,7 +2,8 @@
 
 Decided here: when a stage may be spawned, so that never more than the limit are in LOAD. A stage
 loads from its spawn until it says that it is in a later phase, or is gone. Not decided here: which
-stages wait for each other because of their cards (`core.planner`).
+stages wait for each other because of their cards (`core.planner`), and who need not ask
+(`operation_start`): who does not still counts for the others.
 
 Invariant: nothing is counted, the table of stages is looked at. So there is no turn that could be
 lost with a stage, and the stages that an earlier agent left loading take part.
@@ -37,7 +38,7 @@ class LoadLimit:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until one more may load. Inside, the caller spawns it, without awaiting anything.
+        """Wait until one more may load. Inside, the caller spawns it; nobody else is let in then.
 
         The time that a stage waits here is not part of its start. May be cancelled.
         """

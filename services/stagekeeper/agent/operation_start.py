@@ -1,9 +1,9 @@
 """START: stages of an operation brought up, each spawned or, after an earlier life, found alive.
 
 Decided here: what the start of one stage is made of. The order (stages of one call that share a
-card serially, others side by side) is `run_init_async`'s. One lock per card keeps the starts of
-different calls and operations from overlapping on it. A stage that came up stays up when another
-one fails: it is the rollback's, which undoes all of the operation in one order.
+card serially, others side by side) is `run_init_async`'s; `CardTurns` keeps the starts of different
+calls and operations from overlapping on a card. A stage that came up stays up when another one
+fails: it is the rollback's, which undoes all of the operation in one order.
 
 Invariant: a start that does not return its stage has left no process of it; nothing is spawned for
 an operation that is being undone.
@@ -12,12 +12,13 @@ an operation that is being undone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack, nullcontext
 from typing import Final
 
 import structlog
 
+from stagekeeper.agent.card_turns import CardTurns
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.initializer import run_init_async
 from stagekeeper.agent.load_limit import LoadLimit
@@ -27,7 +28,7 @@ from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.errors import InitError
-from stagekeeper.core.ids import DeviceId, StageId
+from stagekeeper.core.ids import StageId
 from stagekeeper.core.model import OperationPlan, StageStart
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.process import age_s
@@ -65,7 +66,7 @@ class OperationStart:
         self._deaths = deaths
         self._rollback = rollback
         self._loads = LoadLimit(stages, max_loads)
-        self._device_locks: dict[DeviceId, asyncio.Lock] = {}
+        self._cards = CardTurns()
 
     def living(self, operation: Operation) -> dict[StageId, StageProcess]:
         """Return the stages of an operation that live already: an earlier agent started them."""
@@ -124,17 +125,27 @@ class OperationStart:
         stage = self.living(operation).get(start.stage_id)
         if stage is not None and stage.shard.ready_time is not None:
             return await self._see_up(operation, stage, start)  # it needs no card for itself
-        async with self._alone_on(operation, start.device_ids):
+        async with AsyncExitStack() as held:
             if stage is None:
-                stage = await self._begin(operation, plan, start)
+                stage = await self._begin(operation, plan, start, held)
+            else:
+                with operation.waits():
+                    await held.enter_async_context(self._cards.alone_on(start.device_ids))
             return await self._see_up(operation, stage, start)
 
     async def _begin(
-        self, operation: Operation, plan: OperationPlan, start: StageStart
+        self, operation: Operation, plan: OperationPlan, start: StageStart, held: AsyncExitStack
     ) -> StageProcess:
+        """Spawn a stage when it is its turn to load, and then on its cards, which are held.
+
+        A shard does not wait for a turn to load: that may be held by shards of other stages, which
+        wait for theirs on a worker where this stage had its turn.
+        """
+        turn = self._loads.turn() if start.shard_count == 1 else nullcontext()
         try:
             with operation.waits():
-                async with self._loads.turn():
+                async with turn:
+                    await held.enter_async_context(self._cards.alone_on(start.device_ids))
                     if operation.is_halted:
                         raise _Halted(f"{operation} is being undone")
                     self._forget_failed(plan, start)
@@ -177,15 +188,3 @@ class OperationStart:
         for stage in self._stages.of_operation(plan.operation_id):
             if stage.shard.stage_id == start.stage_id and not stage.record.pid:
                 self._stages.forget(stage)
-
-    @asynccontextmanager
-    async def _alone_on(
-        self, operation: Operation, device_ids: Iterable[DeviceId]
-    ) -> AsyncIterator[None]:
-        """Hold the locks of these cards, taken in one order by everybody."""
-        async with AsyncExitStack() as held:
-            with operation.waits():
-                for device_id in sorted(device_ids):
-                    lock = self._device_locks.setdefault(device_id, asyncio.Lock())
-                    await held.enter_async_context(lock)
-            yield
