@@ -13,7 +13,14 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from stagekeeper.core.commands import (
     AgentTarget,
@@ -507,10 +514,13 @@ class Protocol(RuleBasedStateMachine):
         self.listen(self.world.tick())
 
 
-TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(
-    deadline=None,
-    max_examples=150,
-    stateful_step_count=60,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+def test_whoever_dies_between_any_two_steps_a_start_becomes_one_replica_or_nothing() -> None:
+    run_state_machine_as_test(
+        Protocol,
+        settings=settings(
+            deadline=None,
+            max_examples=150,
+            stateful_step_count=60,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
