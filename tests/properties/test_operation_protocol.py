@@ -144,8 +144,8 @@ class Protocol(RuleBasedStateMachine):
                 if not run.stops:
                     run.take_orders()
             elif isinstance(command, RejoinOperation):
-                run = self.runs.get(command.operation_id)
-                if run is not None:
+                if command.operation_id in self.runs:
+                    run = self.runs[command.operation_id]
                     run.targets[command.target.worker_id] = command.target
                     self.join(run, command.target.worker_id)
             elif isinstance(command, EndRun):
@@ -154,9 +154,9 @@ class Protocol(RuleBasedStateMachine):
                 self.runs.pop(command.operation_id, None)
                 self.queue.append(command)
             elif isinstance(command, CommitOperation):
-                saved = self.store.operations.get(command.operation_id)
-                is_spanning = saved is None or saved.start.is_spanning
-                assert not is_spanning or saved.is_decided, "told before it was written down"
+                saved = self.store.operations[command.operation_id]
+                is_ready = saved.is_decided or not saved.start.is_spanning
+                assert is_ready, "told before it was written down"
                 self.queue.append(command)
             elif isinstance(command, StopSlot):
                 self.queue.append(command)

@@ -118,7 +118,7 @@ class World:
             self.run.started(order)
         self.take()
 
-    def lose(self, worker_id: str) -> None:
+    def lose(self, worker_id: WorkerId) -> None:
         """A worker that has reserved undoes its part by itself."""
         self.has_failed = True
         self.failed_stages |= set(self.parts[worker_id])
