@@ -72,7 +72,8 @@ def specs(draw: Any) -> Any:
     for number in range(draw(st.integers(1, 3))):
         wanted = tuple(draw(st.lists(st.integers(0, 2), unique=True, max_size=2)))
         need = draw(NEEDS) if wanted else None
-        stages.append(stage_spec(f"s{number}", devices=wanted, memory=need))
+        count = draw(st.sampled_from([1, 1, 1, 2, 3]))
+        stages.append(stage_spec(f"s{number}", devices=wanted, memory=need, shard_count=count))
     return replace(spec(replicas=draw(st.integers(1, 4))), stages=tuple(stages))
 
 
@@ -109,6 +110,13 @@ def worlds(draw: Any) -> World:
     return world
 
 
+def start_of(world: World, index: int) -> Any:
+    """Return the start of a replica that is on the books."""
+    book = world.registry._cluster.operations
+    return next(it.start for it in book.by_id.values() if it.start.replica.index == index
+                and it.start.replica.deployment == "m")  # fmt: skip
+
+
 def plan_of(world: World, made: Any) -> Plan:
     plan: Plan = world.registry.plan(made, world.now)
     return plan
@@ -135,15 +143,22 @@ def test_a_creation_is_accepted_exactly_when_its_plan_has_no_refusal_and_starts_
 
     assert plan.refusals == []
     assert commands[0] == CreationAccepted(plan.starting)
-    started = {it.start.replica.index: it.start.parts[0] for it in only(StartOperation, commands)}
-    assert tuple(started) == plan.starting
+    begun = [start_of(world, index) for index in plan.starting]
+    handed_out = {it.start.operation_id for it in only(StartOperation, commands)}
+    assert handed_out <= {it.operation_id for it in begun}
     assert sorted((*plan.starting, *plan.kept)) == list(range(made.replicas))
-    for index, operation in started.items():
-        (place,) = plan.placing.places[index]
-        assert operation.worker_id == place.worker_id
-        for stage in operation.stages:
-            where = tuple(place.devices[number] for number in stage.spec.devices)
-            assert stage.device_ids == where
+    for start in begun:
+        places = plan.placing.places[start.replica.index]
+        assert start.worker_ids == tuple(it.worker_id for it in places)
+        assert len(set(start.worker_ids)) == len(places) == made.worker_count
+        for shard_index, (part, place) in enumerate(zip(start.parts, places, strict=True)):
+            assert [it.stage_id for it in part.stages] == [
+                number for number, it in enumerate(made.stages) if it.shard_count > shard_index
+            ]
+            for stage in part.stages:
+                assert stage.shard_index == shard_index
+                where = tuple(place.devices[number] for number in stage.spec.devices)
+                assert stage.device_ids == where
 
 
 @in_its_time
@@ -152,13 +167,21 @@ def test_the_sums_of_a_plan_are_those_of_its_places(world: World, made: Any) -> 
     """Each new stage is on its cards once, nothing that fits is over, and nothing over fits."""
     plan = plan_of(world, made)
     sums = {(it.worker_id, it.device.device_id): it for it in plan.placing.sums}
-    for index, (place,) in plan.placing.places.items():
+    parts = [
+        (index, shard_index, place)
+        for index, places in plan.placing.places.items()
+        for shard_index, place in enumerate(places)
+    ]
+    for index, shard_index, place in parts:
         assert len(set(place.devices.values())) == len(place.devices), "a card for each number"
         for stage_id, stage in enumerate(made.stages):
-            for number in stage.devices:
+            for number in stage.devices if stage.shard_count > shard_index else ():
                 card = sums[place.worker_id, place.devices[number]]
+                which = index, stage_id, shard_index
                 terms = [
-                    it for it in card.terms if (it.replica_index, it.stage_id) == (index, stage_id)
+                    it
+                    for it in card.terms
+                    if (it.replica_index, it.stage_id, it.shard_index) == which
                 ]
                 assert [it.memory_bytes for it in terms] == [
                     stage.memory.on_card(card.device.total_bytes)
@@ -175,7 +198,7 @@ def test_the_sums_of_a_plan_are_those_of_its_places(world: World, made: Any) -> 
 def test_one_replica_finds_a_place_exactly_where_trying_everything_finds_one(
     owned: list[tuple[int, int]], made: Any
 ) -> None:
-    made = replace(made, replicas=1)
+    made = replace(made, replicas=1, stages=tuple(replace(it, shard_count=1) for it in made.stages))
     world = World()
     world.register(
         "w1",
@@ -204,15 +227,18 @@ def test_one_replica_finds_a_place_exactly_where_trying_everything_finds_one(
 @given(specs())
 def test_what_a_plan_started_is_kept_by_the_next_one(made: Any) -> None:
     world = World()
-    world.register("w1", devices=tuple(device(number, 400) for number in range(3)))
+    owned = tuple(device(number, 400) for number in range(3))
+    for worker in WORKERS:
+        world.register(worker, devices=owned)
     plan = plan_of(world, made)
     if plan.refusals:
         return
-    started = world.deploy(made)
-    shards = [it for operation in started for it in started_shards(operation)]
+    parts = world.deploy(made)
 
     under_way = plan_of(world, made)
-    world.register("w1", shards, revision=2, devices=tuple(device(n, 400) for n in range(3)))
+    for worker in WORKERS:
+        shards = [it for part in parts if part.worker_id == worker for it in started_shards(part)]
+        world.register(worker, shards, revision=2, devices=owned)
     running = plan_of(world, made)
 
     assert under_way.kept == running.kept == plan.starting
