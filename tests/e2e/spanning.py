@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagekeeper.client import Client, NotFound, StagekeeperError
 from stagekeeper.v1 import types_pb2
 from tests.e2e.specs import Spec
-from tests.harness.cluster import Cluster
+from tests.harness.cluster import DEVICES, Cluster
 from tests.harness.waiting import wait_for
 
 NODES = ("node-1", "node-2")
@@ -51,21 +51,35 @@ def wide(cluster: Cluster, name: str = "wide", **args: Mapping[str, Any]) -> Spe
     return {"name": name, "entry": "front", "stages": stages}
 
 
+def gang(cluster: Cluster, name: str, **args: Any) -> Spec:
+    """A replica of one stage, with a shard on the first card of each of two workers."""
+    spec = wide(cluster, name, front=args)
+    return {"name": name, "stages": spec["stages"][:1]}
+
+
 async def two_agents(
-    cluster: Cluster, *flags: str, supervisor: Env = None, agents: Mapping[str, Env] | None = None
+    cluster: Cluster,
+    *flags: str,
+    devices: Sequence[str] = DEVICES,
+    supervisor: Env = None,
+    agents: Mapping[str, Env] | None = None,
 ) -> None:
     """Start a supervisor and two agents.
 
     Args:
         cluster: of which nothing runs yet.
         flags: of the agents.
+        devices: of each of them.
         supervisor: added to its environment.
         agents: worker id → what is added to the environment of its agent.
     """
     await cluster.start_supervisor(env=dict(supervisor or {}))
     of = agents or {}
     await asyncio.gather(
-        *(cluster.start_agent(node, *flags, env=dict(of.get(node) or {})) for node in NODES)
+        *(
+            cluster.start_agent(node, *flags, devices=devices, env=dict(of.get(node) or {}))
+            for node in NODES
+        )
     )
 
 

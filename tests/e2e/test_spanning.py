@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from itertools import pairwise
 
 import grpc
+import psutil
 import pytest
 
 from stagekeeper.client import DeployFailed, NotFound
@@ -16,6 +18,7 @@ from tests.e2e.spanning import (
     NODES,
     PLACES,
     deployed,
+    gang,
     nothing_left,
     places,
     settled,
@@ -24,9 +27,13 @@ from tests.e2e.spanning import (
     whole,
     wide,
 )
+from tests.fakes.tcp_proxy import DOWN, TcpProxy
 from tests.harness.cluster import Cluster
 from tests.harness.command_line import command_line
 from tests.harness.waiting import wait_for
+from tests.harness.wires import WiredCluster
+
+ONE_CARD = ["cpu:0=1GiB"]
 
 
 async def test_replica_on_two_workers_serves_is_shown_and_leaves_nothing(cluster: Cluster) -> None:
@@ -243,3 +250,118 @@ async def test_everything_killed_in_service_is_the_same_replica_again(cluster: C
         assert str(after["side", 0].pid) in asked
         await client.delete("wide")
         await nothing_left(cluster, client)
+
+
+async def test_gangs_that_share_cards_start_one_at_a_time_however_many_are_created_at_once(
+    cluster: Cluster,
+) -> None:
+    """Each shard waits for the other one while it has its worker's only card."""
+    await two_agents(cluster, devices=ONE_CARD)
+    names = ["a", "b", "c", "d"]
+    async with cluster.client() as client:
+        await asyncio.gather(*(client.deploy(gang(cluster, name)) for name in names))
+        known = [(await shards(client, name)).values() for name in names]
+        spans = sorted(
+            (
+                min(it.create_time.ToDatetime() for it in records),
+                max(it.ready_time.ToDatetime() for it in records),
+            )
+            for records in known
+        )
+        for earlier, later in pairwise(spans):
+            assert earlier[1] <= later[0], "two gangs had their cards at the same time"
+        assert len(cluster.stage_processes()) == 2 * len(names)
+
+
+@pytest.mark.parametrize("killed", ["nobody", "supervisor", "agents"])
+async def test_gang_that_waits_for_its_turn_says_so_and_comes_up_after_the_other(
+    cluster: Cluster, killed: str
+) -> None:
+    await two_agents(cluster, devices=ONE_CARD)
+    gate = cluster.directory / "gate"
+    async with cluster.client() as client:
+        first = asyncio.create_task(client.deploy(gang(cluster, "first", gate=str(gate))))
+        await wait_for(lambda: len(cluster.stage_processes()) == 2, "the first one loads")
+        second = asyncio.create_task(client.deploy(gang(cluster, "second")))
+
+        async def is_told() -> bool:
+            reason = (await client.get("second")).reason
+            return "on workers node-1, node-2 after first replica 0" in reason
+
+        await wait_for(is_told, "it is told that the second one waits")
+        before = cluster.stage_processes()
+        if killed == "supervisor":
+            assert cluster.supervisor is not None
+            cluster.supervisor.kill()
+            await cluster.start_supervisor()
+        elif killed == "agents":
+            for agent in cluster.agents.values():
+                agent.kill()
+            await asyncio.gather(*(cluster.start_agent(node, devices=ONE_CARD) for node in NODES))
+        await wait_for(is_told, "it is told that the second one waits, still")
+        assert cluster.stage_processes() == before
+        gate.touch()
+        await asyncio.gather(first, second)
+        assert before.items() <= cluster.stage_processes().items()
+        for name in ("first", "second"):
+            await client.delete(name)
+        await nothing_left(cluster, client)
+
+
+@pytest.mark.parametrize("step", ["RESERVE", "START"])
+async def test_recovery_R39_step_whose_answer_is_lost_is_asked_again_and_done_once(
+    step: str,
+) -> None:
+    """The second agent carries the step out, and its answer never arrives."""
+    async with WiredCluster() as cluster, TcpProxy() as commands:
+        second = await cluster.start_agent("node-2", f"--advertise={commands.url}", ready=False)
+        commands.move(f"127.0.0.1:{await _port_of(second.pid)}")
+        await cluster.start_supervisor()
+        await cluster.start_agent("node-1")
+        gate = cluster.directory / "gate"
+        spec = wide(cluster, front={"gate": str(gate), "gated_shard": 1})
+        async with cluster.client() as client:
+            await cluster.workers_alive(2, client)
+            if step == "RESERVE":
+                commands.swallow_reply()
+            creation = asyncio.create_task(client.deploy(spec))
+            if step == "RESERVE":
+                await wait_for(lambda: commands.swallowed_replies, "an answer is swallowed")
+                await wait_for(lambda: _has_reserved(cluster, "node-2"), "it has reserved")
+                assert cluster.stage_processes() == {}
+            else:
+                await wait_for(
+                    lambda: len(cluster.stage_processes()) == 3, "all that may load does"
+                )
+                commands.stall(DOWN)
+                gate.touch()
+
+                async def is_up() -> bool:
+                    record = (await shards(client))["front", 1]
+                    return record.state == types_pb2.SHARD_STATE_READY
+
+                await wait_for(is_up, "the second agent reports its shard READY")
+                assert ("back", 0) not in await shards(client), "nobody was told so"
+            before, connections = cluster.stage_processes(), commands.connection_count
+            commands.reset()  # what was answered is lost
+            commands.release(DOWN)
+            gate.touch()
+            await creation
+            assert commands.connection_count > connections, "it was asked again"
+            await whole(cluster, client, spec)
+            assert before.items() <= cluster.stage_processes().items()
+            await client.delete("wide")
+            await nothing_left(cluster, client)
+
+
+def _has_reserved(cluster: Cluster, node: str) -> bool:
+    return any(node in str(it) for it in (cluster.directory / "a").glob("**/operations/*.json"))
+
+
+async def _port_of(pid: int) -> int:
+    def look() -> list[int]:
+        connections = psutil.Process(pid).net_connections("tcp")
+        return [it.laddr.port for it in connections if it.status == psutil.CONN_LISTEN]
+
+    (port,) = await wait_for(look, "a listening port")
+    return int(port)

@@ -62,7 +62,6 @@ ROLLBACK_POINTS = (
     "stopping-written",
     "stop-gone",
     "clean-written",
-    "clean-written#2",
     "rolled-back",
 )
 STOP_POINTS = ("stopping-written", "stop-gone", "stopped")
