@@ -11,6 +11,7 @@ import pytest
 
 from stagekeeper import client as sdk
 from stagekeeper.client import Client
+from stagekeeper.client import calls as calls_module
 from stagekeeper.v1 import types_pb2 as types
 from stagekeeper.wire.payload import JSON
 from tests.fakes.stage_server import StageServer
@@ -128,6 +129,63 @@ async def test_call_without_a_supervisor_ends_at_its_deadline():
         with pytest.raises(sdk.DeadlineExceeded, match=r"127\.0\.0\.1:1") as caught:
             await client.call("m", "echo", timeout=0.3)
     assert caught.value.never_ran
+    assert "Connection refused" in caught.value.message
+
+
+async def test_call_where_nobody_ever_answered_says_so_long_before_its_deadline(monkeypatch):
+    monkeypatch.setattr(calls_module, "NOBODY_S", 0.3)
+    async with Client("127.0.0.1:1", patience_s=0) as client:
+        for timeout in (60, None):
+            with pytest.raises(sdk.SupervisorUnreachable, match="Connection refused") as caught:
+                await asyncio.wait_for(client.call("m", "echo", timeout=timeout), 20)
+            assert (caught.value.reason, caught.value.never_ran) == ("UNREACHABLE", True)
+            assert "endpoint" in caught.value.next_move
+
+
+async def test_call_of_a_client_that_was_answered_once_waits_for_the_supervisor(
+    servers, monkeypatch
+):  # L1
+    monkeypatch.setattr(calls_module, "NOBODY_S", 0.1)
+    stage = await servers(StageServer("i0", {"echo": _echo}))
+    supervisor = SupervisorServer()
+    supervisor.put(_view([stage]))
+    await servers(supervisor)
+    address = supervisor.endpoint
+    async with Client(address, patience_s=0, watch_at_once=False) as client:
+        await client.list()  # it answers, and tells no routes
+        await supervisor.stop()
+        call = asyncio.create_task(client.call("m", "echo", 1))
+        await wait_for(lambda: client._link.is_refused, "the watch was refused")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(call), 0.5)
+        await supervisor.start(address)
+        assert await asyncio.wait_for(call, 10) == [[1], {}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ("nonsense", "host:port"),
+        ("127.0.0.1", "host:port"),
+        (":7070", "host:port"),
+        ("box:", "no port"),
+        ("box:http", "no port"),
+        ("box:0", "no port"),
+        ("box:65536", "no port"),
+        ("::1:7070", r"\[::1\]:7070"),
+    ],
+)
+def test_endpoint_that_nobody_can_dial_is_refused_at_once(endpoint, said):
+    with pytest.raises(sdk.BadEndpoint, match=said) as caught:
+        Client(endpoint)
+    assert isinstance(caught.value, ValueError)
+    assert "7070" in caught.value.message  # what to write
+    assert [path for path, _ in caught.value.violations] == ["endpoint"]
+
+
+@pytest.mark.parametrize("endpoint", ["box:1", "[::1]:7070", "box.example:65535"])
+def test_endpoint_that_can_be_dialled_is_taken(endpoint):
+    assert Client(endpoint).endpoint == endpoint
 
 
 async def test_calls_go_on_while_the_supervisor_is_away(servers, supervisor, client):

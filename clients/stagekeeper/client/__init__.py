@@ -7,6 +7,7 @@ import logging
 
 from stagekeeper.client.client import Client
 from stagekeeper.client.errors import (
+    BadEndpoint,
     BadRequest,
     Bug,
     CallLost,
@@ -30,6 +31,7 @@ from stagekeeper.client.event_reading import Gap
 from stagekeeper.client.spec_file import LoadedSpec, SpecError, load_spec, parse_spec
 
 __all__ = [
+    "BadEndpoint",
     "BadRequest",
     "Bug",
     "CallLost",

@@ -39,6 +39,10 @@ PATIENCE_S = 15.0
 """How long a call looks for a replica that takes it, within its deadline: longer than a supervisor
 that has just started waits for its workers (10 s)."""
 
+NOBODY_S = 5.0
+"""How long a call waits at an endpoint that refuses and where nobody has ever answered: longer than
+a supervisor takes to start, and short for an address that is wrong."""
+
 AVOID_S = 1.0
 """How long an instance that could not be reached is the last to be tried."""
 
@@ -191,10 +195,8 @@ class RoutedCaller:
 
     async def _route(self, search: _Search) -> Route:
         search.may_repeat = False
-        if not self._table.is_synced and not await self._watch.until(
-            lambda: self._table.is_synced, self._left(search)
-        ):
-            raise deadline_over(f"the supervisor at {self._link.endpoint} told the routes")
+        if not self._table.is_synced:
+            await self._first_routes(search)
         found = self._pick(search, search.stale | search.tried)
         if isinstance(found, NoRoute) and (
             search.is_route_in_doubt or found.what is not Missing.OTHER_REPLICA
@@ -208,6 +210,27 @@ class RoutedCaller:
         if isinstance(found, NoRoute):
             raise self._no_route(search, found)
         return found
+
+    async def _first_routes(self, search: _Search) -> None:
+        """Wait until the routes are known: to the deadline, unless nobody has ever been there."""
+        link, table = self._link, self._table
+        patience_s = max(NOBODY_S, link.patience_s)
+        left_s = self._left(search)
+        if left_s is None or patience_s < left_s:
+            if await self._watch.until(lambda: table.is_synced, patience_s):
+                return
+            left_s = self._left(search)
+            is_over = await self._watch.until(
+                lambda: table.is_synced or (link.is_refused and not link.has_answered), left_s
+            )
+            if is_over and not table.is_synced:
+                raise link.unanswered()
+        else:
+            is_over = await self._watch.until(lambda: table.is_synced, left_s)
+        if not is_over:
+            raise deadline_over(
+                f"the supervisor at {link.endpoint} told the routes", link.last_failure
+            )
 
     def _pick(self, search: _Search, exclude: set[str]) -> Route | NoRoute:
         now = asyncio.get_running_loop().time()

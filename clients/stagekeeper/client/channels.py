@@ -173,7 +173,7 @@ def decode_answer(payload: Payload, tensors: Tensors, where: str) -> Any:
         raise UnreadableAnswer(f"the answer of {where} cannot be read: {error}") from error
 
 
-def deadline_over(what: str, last_error: StagekeeperError | None = None) -> DeadlineExceeded:
+def deadline_over(what: str, last_error: StagekeeperError | str | None = None) -> DeadlineExceeded:
     """Build the error for time that ran out before anything was sent."""
     ending = f"; the last attempt said: {last_error}" if last_error else ""
     return DeadlineExceeded(

@@ -17,6 +17,7 @@ from stagekeeper.client import deploying
 from stagekeeper.client.calls import RoutedCaller
 from stagekeeper.client.channels import StageCaller, decode_answer, encode_call
 from stagekeeper.client.deploying import OnProgress
+from stagekeeper.client.errors import BadEndpoint
 from stagekeeper.client.event_reading import OnGap, read_events
 from stagekeeper.client.log_reading import read_stage_log
 from stagekeeper.client.pool import ChannelPool
@@ -39,7 +40,7 @@ from stagekeeper.v1.deployment_service_pb2 import (
 )
 from stagekeeper.v1.types_pb2 import DeploymentSpec, Failure
 from stagekeeper.wire.payload import MSGPACK, Tensors
-from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT, ENDPOINT_ENV
+from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT, ENDPOINT_ENV, endpoint_problem
 
 CALL_TIMEOUT_S: Final = 60.0
 ASK_TIMEOUT_S: Final = 10.0
@@ -55,15 +56,21 @@ class Client:
     Args:
         endpoint: the stable endpoint; by default STAGEKEEPER_ENDPOINT, then 127.0.0.1:7070.
         patience_s: how long a question to the supervisor goes on while nobody answers there. Calls
-            do not depend on it.
+            do not depend on it, unless nobody has ever answered: then they wait so long, and 5 s at
+            least.
         watch_at_once: watch the routes from the start; False begins with the first call, for
             programs that only ask.
+
+    Raises:
+        BadEndpoint: it is not `host:port`.
     """
 
     def __init__(
         self, endpoint: str | None = None, *, patience_s: float = 3.0, watch_at_once: bool = True
     ) -> None:
         self.endpoint = endpoint or os.environ.get(ENDPOINT_ENV) or DEFAULT_ENDPOINT
+        if problem := endpoint_problem(self.endpoint):
+            raise BadEndpoint(f"endpoint {problem}", violations=[("endpoint", problem)])
         self.routes = RoutingTable()
         self._link = SupervisorLink(self.endpoint, patience_s=patience_s)
         self._stages = StageCaller()
@@ -284,6 +291,7 @@ class Client:
             EndpointRaised: the endpoint ran and raised.
             CallLost: the answer was lost; it may have run.
             NoRoom: every replica has as many calls as it takes.
+            SupervisorUnreachable: nobody has ever answered this client at its endpoint.
             DeadlineExceeded: the time was over.
         """
         return await self.call_with(name, endpoint, args, kwargs, stage=stage, timeout=timeout)
@@ -370,6 +378,7 @@ class Client:
         *,
         stage: str | int | None = None,
         replica: int = 0,
+        shard: int = 0,
         previous: bool = False,
         last_lines: int = 100,
         follow: bool = False,
@@ -380,13 +389,15 @@ class Client:
             name: the deployment.
             stage: its name or id; None means the entry stage.
             replica: which copy.
+            shard: which part of a stage that has several. Of a replica that is gone, parts are
+                counted in the order of the workers that still have a log of the stage.
             previous: the instance before the latest one.
             last_lines: how many to begin with.
             follow: go on with what is written from then on.
 
         Raises:
             NotFound: no such deployment or stage, or no agent has such a log.
-            Unavailable: the agent cannot be reached.
+            Unavailable: an agent that has it, or could have it, does not answer.
         """
         request = ReadStageLogRequest(
             deployment=name,
@@ -395,7 +406,7 @@ class Client:
             last_lines=last_lines,
             follow=follow,
         )
-        pieces = read_stage_log(self._link, self._agents, request, stage)
+        pieces = read_stage_log(self._link, self._agents, request, stage, shard)
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 for line in piece.lines:

@@ -85,6 +85,10 @@ class BadRequest(StagekeeperError):
         self.violations = tuple(violations)
 
 
+class BadEndpoint(BadRequest, ValueError):
+    """The endpoint that a client was given cannot be dialled: write it as `host:port`."""
+
+
 class NotFound(StagekeeperError):
     """There is no such deployment, stage, endpoint or worker: look at the message for what is."""
 
@@ -114,7 +118,10 @@ class Unavailable(StagekeeperError):
 
 
 class SupervisorUnreachable(Unavailable):
-    """The endpoint does not answer. Calls go on with the routes that are known."""
+    """The endpoint does not answer. Calls go on with the routes that are known.
+
+    A call raises it only when nobody has ever answered its client.
+    """
 
 
 class NoReplica(Unavailable):

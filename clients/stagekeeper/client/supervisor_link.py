@@ -3,6 +3,7 @@
 Decided here: what a failed question means, how long an absent supervisor is waited for, and when
 its channel is dropped. Invariant: after one failure of the connection the channel and every stub
 made from it are gone, and the next attempt dials the stable endpoint anew.
+Kept: whether anybody has ever answered, for who must not wait for an address that was wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 _GONE = (UNREACHABLE, CONNECTION_LOST, "DRAINING")
+_WHAT_TO_DO = "start the supervisor, or check the endpoint (--endpoint)"
 
 
 class SupervisorLink:
@@ -45,7 +47,13 @@ class SupervisorLink:
 
     def __init__(self, endpoint: str, *, patience_s: float) -> None:
         self.endpoint = endpoint
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        self.has_answered = False
+        """Somebody said something at this endpoint, once."""
+        self.last_failure = ""
+        """How the last attempt failed, where nobody was there; in words: errors keep channels."""
+        self.is_refused = False
+        """The last attempt made no connection."""
         self._pool = ChannelPool()
 
     async def ask(
@@ -76,18 +84,20 @@ class SupervisorLink:
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             with self._pool.link(self.endpoint) as link:
                 try:
-                    return await rpc(link.stub(DeploymentServiceStub))(request, timeout=left_s)
+                    answer = await rpc(link.stub(DeploymentServiceStub))(request, timeout=left_s)
+                    self._answered()
+                    return answer
                 except grpc.RpcError as error:
                     raise self._failed(link, error) from released(error)
 
-        patience_s = self._patience_s if patience_s is None else patience_s
+        patience_s = self.patience_s if patience_s is None else patience_s
         return await self.while_unreachable(once, min(patience_s, timeout))
 
     async def while_unreachable(
         self, attempt: Callable[[], Awaitable[Answer]], patience_s: float | None = None
     ) -> Answer:
         """Repeat `attempt` while nobody is there: for the link's patience, or for another."""
-        patience_s = self._patience_s if patience_s is None else patience_s
+        patience_s = self.patience_s if patience_s is None else patience_s
         retrying = for_a_while(patience_s, lambda error: isinstance(error, SupervisorUnreachable))
         return await retrying(attempt)
 
@@ -122,6 +132,7 @@ class SupervisorLink:
                         message = await anext(messages, None)
                     if message is None:
                         return
+                    self._answered()
                     yield message
             except grpc.RpcError as error:
                 raise self._failed(link, error) from released(error)
@@ -135,28 +146,49 @@ class SupervisorLink:
         """Close the channel; questions under way are cancelled."""
         await self._pool.close()
 
+    def unanswered(self) -> SupervisorUnreachable:
+        """Build the error for who waited in vain at an endpoint where nobody ever was."""
+        return SupervisorUnreachable(
+            self.last_failure,
+            reason=UNREACHABLE,
+            code=grpc.StatusCode.UNAVAILABLE,
+            never_ran=True,
+            next_move=_WHAT_TO_DO,
+        )
+
+    def _answered(self) -> None:
+        self.has_answered = True
+        self.is_refused = False
+        self.last_failure = ""
+
     def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
         failure = from_rpc(error, where=f"the supervisor at {self.endpoint}")
         if failure.reason not in _GONE:
             if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
                 # Nobody said anything: the connection may be dead without a word.
                 self._pool.drop(link)
+            else:
+                self._answered()
             return failure
         self._pool.drop(link)
+        self.last_failure = failure.message
+        self.is_refused = failure.reason == UNREACHABLE
         return SupervisorUnreachable(
             failure.message,
             reason=failure.reason,
             code=failure.code,
             never_ran=failure.never_ran,
             retry_after_s=failure.retry_after_s,
-            next_move="start the supervisor, or check the endpoint (--endpoint)",
+            next_move=_WHAT_TO_DO,
         )
 
     def _silent(self, link: Link, silence_s: float | None) -> SupervisorUnreachable:
         # The transport may be alive, and answer pings, before a supervisor that is not.
         self._pool.drop(link)
+        self.last_failure = f"the supervisor at {self.endpoint} said nothing for {silence_s:g} s"
+        self.is_refused = False
         return SupervisorUnreachable(
-            f"the supervisor at {self.endpoint} said nothing for {silence_s:g} s",
+            self.last_failure,
             reason=CONNECTION_LOST,
             code=grpc.StatusCode.UNAVAILABLE,
             next_move="look at the supervisor's log: it runs and does not answer",

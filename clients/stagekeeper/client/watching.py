@@ -146,12 +146,17 @@ class RouteWatch:
 
     def tell(self) -> None:
         """Wake all that wait for a change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
         self._on_change()
 
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     async def _run(self) -> None:
-        async with contextlib.aclosing(deployment_changes(self._link)) as changes:
+        # Woken by losses also: who waits for the first routes looks whether anybody is there.
+        changes_of_routes = deployment_changes(self._link, on_lost=self._wake)
+        async with contextlib.aclosing(changes_of_routes) as changes:
             async for message in changes:
                 if message is None:
                     self._table.begin()
