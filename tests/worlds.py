@@ -345,6 +345,7 @@ def check_books(cluster: Cluster) -> None:
     }
     assert not cluster.touched and not cluster.touched_names and not cluster.due
     assert {key.deployment for key in cluster.notes} <= cluster.desired.keys()
+    assert {key.deployment for key in cluster.came_up} <= cluster.desired.keys()
     assert not cluster.writes and not cluster.work
     running = cluster.operations.by_id.values()
     assert {it.start.replica: it for it in running} == cluster.operations.by_replica

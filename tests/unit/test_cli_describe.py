@@ -388,3 +388,16 @@ def test_times_of_today_are_short_and_others_have_their_date():
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", clock_text(ago(200_000), NOW))
     assert since_text(ago(-50), NOW).endswith("(0.0 s)"), "another machine's clock may be ahead"
     assert utc_text(ago(0)) == "2023-11-14T22:13:20.123Z"
+
+
+def test_a_start_that_failed_under_an_earlier_reign_shows_its_last_failure() -> None:
+    reason = f"no worker that is registered reports it; its last recorded failure: {DEAD}"
+    never = replica(1, state=types.REPLICA_STATE_PENDING, ready_shard_count=0, reason=reason)
+    never.ClearField("shards")
+    later = types.Failure(failure_id="f2", message="another", origin=FAILURE.origin)
+
+    text = text_of(answers(never, failures=[later, FAILURE]), None)
+
+    assert "last failure: talker on worker node-1" in text
+    assert "| out of luck" in text
+    assert text.count(DEAD) == 1

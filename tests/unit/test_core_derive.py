@@ -313,8 +313,10 @@ def test_a_wanted_replica_that_nobody_reports_is_pending() -> None:
     recovering = derive(context=wanted(is_recovering=True))
 
     assert (view.state, view.shard_count) == (ReplicaState.PENDING, 3)
-    assert view.reason == "no worker reports it"
-    assert view.next_action.startswith("start the agent of the worker that held it, or deploy")
+    assert view.reason == "no worker that is registered reports it"
+    assert view.next_action.startswith(
+        "if a worker that is not registered holds it, start its agent"
+    )
     assert "waiting for workers" in recovering.next_action
 
 

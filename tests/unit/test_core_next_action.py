@@ -35,7 +35,9 @@ def test_while_workers_are_awaited_it_says_for_how_long() -> None:
     assert "then it is judged without them" in said(world)
     world.tick(6.0)
     assert in_s(world) is None
-    assert "start the agent of the worker that held it, or deploy again" in said(world)
+    assert "if a worker that is not registered holds it, start its agent; or deploy again" in said(
+        world
+    )
 
 
 def test_a_stall_of_the_supervisor_moves_what_the_clock_brings() -> None:

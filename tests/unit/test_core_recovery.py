@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from stagekeeper.core.commands import (
@@ -11,6 +14,7 @@ from stagekeeper.core.commands import (
     StartOperation,
 )
 from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.core.model import Failure, FailureOrigin
 from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.core.states import (
     DeploymentState,
@@ -170,8 +174,8 @@ def test_a_missing_replica_is_waited_for_then_missed() -> None:
     told = world.tick(10.0)
 
     assert world.view().state is DeploymentState.DEGRADED
-    assert world.replica(1).reason == "no worker reports it"
-    assert "start the agent of the worker that held it" in world.replica(1).next_action
+    assert world.replica(1).reason == "no worker that is registered reports it"
+    assert "not registered holds it, start its agent" in world.replica(1).next_action
     assert "m" in [it.name for it in only(PublishChange, told)]
     assert only(StartOperation, told) == []
 
@@ -365,7 +369,64 @@ def test_a_story_ends_when_its_replica_is_ready() -> None:
 
     world.register(revision=2)
 
-    assert world.replica().reason == "no worker reports it"
+    assert world.replica().reason == "no worker that is registered reports it"
+
+
+def failed(n: int, message: str, failure_id: str = "f1") -> Any:
+    origin = FailureOrigin("w1", "m", 0, 0, "a", 0, "i1", generation=gen(n))  # type: ignore[arg-type]
+    return Failure(failure_id, "EXITED", origin, message)  # type: ignore[arg-type]
+
+
+DIED = "stage a (pid 3186) in LOAD exited with code 7"
+
+
+def test_after_a_takeover_a_start_that_failed_keeps_its_reason() -> None:
+    world = World(desired=[desired()], roster=["w1"], failures=[failed(1, DIED)])
+    world.register()  # its worker is here, and has nothing of it any more
+
+    assert world.view().state is DeploymentState.FAILED
+    assert world.replica().state is ReplicaState.PENDING
+    assert world.replica().reason == (
+        "no worker that is registered reports it; its last recorded failure, on worker w1: " + DIED
+    )
+    assert world.replica().next_action == "deploy again to start it"
+
+
+def test_the_newest_start_that_failed_is_told_whatever_was_recorded_last() -> None:
+    late = failed(1, "an older one, told late", "f2")
+    world = World(desired=[desired()], roster=["w1"], failures=[failed(2, DIED), late])
+    world.register()
+
+    assert world.replica().reason.endswith(DIED)
+
+
+def test_a_failure_from_before_it_came_up_is_not_its_reason() -> None:
+    world = World(desired=[desired()], roster=["w1"], failures=[failed(1, DIED)])
+    world.register(shards=[shard(n=2)])
+    assert world.view().state is DeploymentState.READY
+
+    world.register(revision=2)
+
+    assert world.replica().reason == "no worker that is registered reports it"
+
+
+def test_a_failure_of_a_deployment_that_was_deleted_is_not_that_of_its_namesake() -> None:
+    world = World(
+        desired=[desired()], roster=["w1"], tombstones={"m": gen(1)}, failures=[failed(1, DIED)]
+    )
+    world.register()
+
+    assert world.replica().reason == "no worker that is registered reports it"
+
+
+def test_a_failure_that_the_log_forgets_is_told_no_more() -> None:
+    settings = RegistrySettings(failure_limit=1)
+    world = World(desired=[desired()], roster=["w1"], failures=[failed(1, DIED)], settings=settings)
+    other = replace(failed(1, "another", "f2"), origin=replace(failed(1, "").origin, stage_id=0, deployment="other"))  # fmt: skip
+
+    world.register(failures=(other,))
+
+    assert world.replica().reason == "no worker that is registered reports it"
 
 
 def test_an_interrupted_creation_can_be_deployed_again() -> None:

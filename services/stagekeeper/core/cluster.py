@@ -69,8 +69,9 @@ class Cluster:
 
     `hold_until` is None in NORMAL. `awaited` are workers of the roster that have not come back.
     `indexes` has, for each name, the replicas that have a view; `contested` are replicas of which
-    more is reported than is shown. `due` are workers whose wanted
-    stops and cancellations have to be worked out again; a dict, since order is kept in it.
+    more is reported than is shown. `came_up` has the newest start that was READY of each replica
+    that is wanted. `due` are workers whose wanted stops and cancellations have to be worked out
+    again; a dict, since order is kept in it.
 
     `lives_told` are the incarnations of a worker that were told, by event, of a later one.
     `now` is the time of the event that is being taken in. `counts` has, for each name, how many of
@@ -110,6 +111,7 @@ class Cluster:
         self.workers: dict[WorkerId, Worker] = {}
         self.claims: dict[ReplicaKey, dict[WorkerId, tuple[ShardRecord, ...]]] = {}
         self.notes: dict[ReplicaKey, FailureNote] = {}
+        self.came_up: dict[ReplicaKey, Generation] = {}
         self.operations = OperationBook(epoch.supervisor_id)
         self.pending = PendingWork()
         self.failures = FailureLog(settings.failure_limit, failures)
@@ -295,7 +297,9 @@ class Cluster:
             del condemned[start.operation_id]
             self.writes.append(RemoveOperation(start.operation_id))
         for index in range(desired.spec.replicas if desired is not None else 0):
-            self.notes.pop(ReplicaKey(name, ReplicaIndex(index)), None)
+            key = ReplicaKey(name, ReplicaIndex(index))
+            self.notes.pop(key, None)
+            self.came_up.pop(key, None)
         self.touch_deployment(name)
 
     def touch_deployment(self, name: DeploymentName) -> None:
@@ -325,8 +329,10 @@ class Cluster:
             self.notes[key] = replace(old, rollback=old.rollback + more)
 
     def record_failure(self, failure: Failure) -> None:
-        if not self.failures.add(failure):
+        concerned = self.failures.add(failure)
+        if not concerned:
             return
+        self.touched.update(dict.fromkeys(concerned))
         self.writes.append(SaveFailure(failure))
         it = failure.origin
         subject = Subject(

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 
 from stagekeeper.core import next_action
 from stagekeeper.core.ids import Generation, ReplicaKey, StageId
-from stagekeeper.core.model import DeploymentSpec, ReplicaView, RoutedShard, ShardRecord
+from stagekeeper.core.model import DeploymentSpec, Failure, ReplicaView, RoutedShard, ShardRecord
 from stagekeeper.core.next_action import NextAction
 from stagekeeper.core.operations import FailureNote
 from stagekeeper.core.stage_sets import Claim, Shown, StageSet, choose_shown, routed_shards
 from stagekeeper.core.states import ReplicaState, ShardState, WorkerState
 
 PROBLEMS_SHOWN = 4
+UNREPORTED = "no worker that is registered reports it"
 
 
 @dataclass(slots=True)
@@ -36,7 +37,8 @@ class ReplicaContext:
         waits_for: the replica whose start has to be over before that operation begins; None: none.
         is_decided: that operation is being committed, whatever comes.
         is_committed: it was committed, and only a worker's report is missing.
-        note: why its last start failed; None when it did not.
+        note: why its last start failed in this reign; None when it did not.
+        last_failure: of a start since it was last READY, as far as this reign saw it; None: none.
         is_recovering: workers that were there before are still waited for.
         ceiling: generations up to it were deleted under this name; None when none were.
     """
@@ -49,6 +51,7 @@ class ReplicaContext:
     is_decided: bool = False
     is_committed: bool = False
     note: FailureNote | None = None
+    last_failure: Failure | None = None
     is_recovering: bool = False
     ceiling: Generation | None = None
 
@@ -120,10 +123,17 @@ def _unreported(key: ReplicaKey, context: ReplicaContext) -> ReplicaView:
         state, reason = ReplicaState.FAILED, context.note.message
     elif context.is_recovering:
         reason, (text, timer) = "no worker reports it yet; workers are awaited", next_action.WAIT
+    elif context.last_failure is not None:
+        reason = f"{UNREPORTED}; {_told(context.last_failure)}"
     else:
-        reason, (text, timer) = "no worker reports it", next_action.START_ITS_AGENT
+        reason, (text, timer) = UNREPORTED, next_action.START_ITS_AGENT
     shard_count = context.spec.shard_count if context.spec is not None else 0
     return ReplicaView(key, state, 0, shard_count, reason, text, timer=timer)
+
+
+def _told(failure: Failure) -> str:
+    """Tell a failure of an earlier reign. It is not said that nothing came up after it."""
+    return f"its last recorded failure, on worker {failure.origin.worker_id}: {failure.message}"
 
 
 def _of_start(context: ReplicaContext) -> tuple[str, NextAction]:

@@ -28,7 +28,7 @@ NOTHING: Final = NextAction()
 WAITING: Final = "waiting for workers to come back after the supervisor's restart"
 WAIT: Final = NextAction(f"{WAITING}; then it is judged without them", Timer.RECOVERY)
 START_ITS_AGENT: Final = NextAction(
-    "start the agent of the worker that held it, or deploy again to start it anew"
+    "if a worker that is not registered holds it, start its agent; or deploy again to start it anew"
 )
 DEPLOY_AGAIN: Final = NextAction("deploy again to start it")
 DEPLOY_ANEW: Final = NextAction("deploy again: what is left of it is stopped, then it starts anew")

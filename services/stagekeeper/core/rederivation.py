@@ -16,7 +16,7 @@ from dataclasses import replace
 from stagekeeper.core.cluster import Cluster, Moved
 from stagekeeper.core.derive import ReplicaContext, derive_replica
 from stagekeeper.core.ids import ReplicaKey
-from stagekeeper.core.model import ReplicaView
+from stagekeeper.core.model import Failure, ReplicaView
 from stagekeeper.core.stage_sets import Claim
 from stagekeeper.core.states import ReplicaState
 
@@ -36,9 +36,12 @@ def _rederive_one(cluster: Cluster, key: ReplicaKey) -> None:
         for worker_id, records in cluster.claims.get(key, {}).items()
         for record in records
     ]
-    view = derive_replica(key, claims, context_of(cluster, key))
+    context = context_of(cluster, key)
+    view = derive_replica(key, claims, context)
     if view is not None and view.state is ReplicaState.READY:
         cluster.notes.pop(key, None)
+        if context.is_wanted:
+            _note_success(cluster, key, view)
     _note_contest(cluster, key, view, claims)
     old = cluster.views.get(key)
     if view is not None and old is not None and old.since is not None:
@@ -55,6 +58,11 @@ def _rederive_one(cluster: Cluster, key: ReplicaKey) -> None:
         cluster.views[key] = view
         cluster.indexes.setdefault(key.deployment, set()).add(key.index)
     cluster.touched_names[key.deployment] = None
+
+
+def _note_success(cluster: Cluster, key: ReplicaKey, view: ReplicaView) -> None:
+    newest = max(shard.record.generation for shard in view.shards)
+    cluster.came_up[key] = max(newest, cluster.came_up.get(key, newest))
 
 
 def _count(
@@ -100,6 +108,7 @@ def context_of(cluster: Cluster, key: ReplicaKey) -> ReplicaContext:
         context.is_wanted = key.index < desired.spec.replicas
         context.is_deleting = desired.is_deleting
         context.note = cluster.notes.get(key)
+        context.last_failure = _last_failure(cluster, key)
     operation = cluster.operations.by_replica.get(key)
     if operation is not None:
         context.starting_on = operation.start.where
@@ -107,3 +116,13 @@ def context_of(cluster: Cluster, key: ReplicaKey) -> ReplicaContext:
         context.is_decided = operation.is_decided
         context.is_committed = operation.committed_at is not None
     return context
+
+
+def _last_failure(cluster: Cluster, key: ReplicaKey) -> Failure | None:
+    """Return what failed last of a replica, unless it was deleted or came up since then."""
+    failure = cluster.failures.last_of(key, since=cluster.came_up.get(key))
+    ceiling = cluster.tombstones.get(key.deployment)
+    if failure is None or ceiling is None:
+        return failure
+    generation = failure.origin.generation
+    return failure if generation is not None and generation > ceiling else None

@@ -267,6 +267,9 @@ def _last_failure(replica: pb2.Replica, failures: Sequence[types.Failure]) -> ty
     told = [it for it in of_it if it.failure_id in named]
     if not told and replica.state == types.REPLICA_STATE_FAILED:
         told = of_it
+    if not told and not replica.shards:
+        # Nobody reports it, and the supervisor has judged which failure still says anything.
+        told = [it for it in of_it if it.message and it.message in replica.reason]
     return told[0] if told else None
 
 
