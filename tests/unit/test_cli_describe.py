@@ -252,7 +252,8 @@ def test_a_supervisor_that_recovers_says_so_with_the_workers_that_are_awaited():
     text = text_of(answers(pending, workers=workers, state=types.DEPLOYMENT_STATE_DEGRADED))
 
     assert "are still" in text
-    assert re.search(r"away +UNREACHABLE +not yet +awaited", text)
+    assert "still awaited (away)" in " ".join(text.split())
+    assert "workers\n" not in text, "nobody knows whether it ever held any of it"
     assert "other" not in text
 
 
@@ -401,3 +402,20 @@ def test_a_start_that_failed_under_an_earlier_reign_shows_its_last_failure() -> 
     assert "last failure: talker on worker node-1" in text
     assert "| out of luck" in text
     assert text.count(DEAD) == 1
+
+
+def test_the_workers_are_those_that_hold_or_held_it():
+    ghost = pb2.Worker(worker_id="agent-0", state=types.WORKER_STATE_UNREACHABLE)
+    held = pb2.Worker(worker_id="node-1", state=types.WORKER_STATE_ALIVE, incarnation=1)
+    lost = replica(1, state=types.REPLICA_STATE_PENDING, ready_shard_count=0, reason="away")
+    lost.ClearField("shards")
+    workers = pb2.ListWorkersResponse(complete=False, workers=[ghost, held])
+
+    text = text_of(
+        answers(lost, workers=workers, failures=[FAILURE], state=types.DEPLOYMENT_STATE_DEGRADED),
+        None,
+    )
+
+    listed = text.split("workers\n")[1].split("spec ")[0]
+    assert "node-1" in listed
+    assert "agent-0" not in listed

@@ -422,7 +422,8 @@ def test_a_failure_of_a_deployment_that_was_deleted_is_not_that_of_its_namesake(
 def test_a_failure_that_the_log_forgets_is_told_no_more() -> None:
     settings = RegistrySettings(failure_limit=1)
     world = World(desired=[desired()], roster=["w1"], failures=[failed(1, DIED)], settings=settings)
-    other = replace(failed(1, "another", "f2"), origin=replace(failed(1, "").origin, stage_id=0, deployment="other"))  # fmt: skip
+    another = failed(1, "another", "f2")
+    other = replace(another, origin=replace(another.origin, deployment="other"))
 
     world.register(failures=(other,))
 

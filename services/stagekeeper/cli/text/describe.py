@@ -25,6 +25,8 @@ INSTANCE_SHOWN: Final = 8
 MOST_READY_SHOWN: Final = 20
 """Replicas; of those that are well, nobody reads more."""
 
+AWAITED_SHOWN: Final = 4
+
 UNBROKEN: Final = "\u00a0"
 """A space at which no line is broken; shown as any other."""
 
@@ -100,10 +102,18 @@ def _head(answers: Answers, now: float) -> Block:
             Said(
                 "note",
                 "the supervisor began anew, and workers that were there before are still "
-                "awaited: what is missing may run, and nothing is stopped or started",
+                f"awaited{_awaited(answers.workers)}: what is missing may run, and nothing is "
+                "stopped or started",
             )
         )
     return Block(headline, tuple(said))
+
+
+def _awaited(workers: pb2.ListWorkersResponse) -> str:
+    """List those that have not come back; whether they held any of it nobody knows."""
+    names = [it.worker_id for it in workers.workers if not it.incarnation]
+    more = f" and {len(names) - AWAITED_SHOWN} more" if len(names) > AWAITED_SHOWN else ""
+    return f" ({', '.join(names[:AWAITED_SHOWN])}{more})" if names else ""
 
 
 def _since(message: pb2.Deployment | pb2.Replica, now: float) -> str:
@@ -293,11 +303,11 @@ def _failure(failure: types.Failure | None, said: str, now: float) -> list[str]:
 
 
 def _workers(answers: Answers) -> Block:
-    """Show the workers that hold shards of it, and those that may."""
-    holding = {
-        shard.worker_id for replica in answers.deployment.replicas for shard in replica.shards
-    }
-    is_well = answers.deployment.state == types.DEPLOYMENT_STATE_READY
+    """Show the workers that hold shards of it, and those of which it is known that they did."""
+    shown = {shard.worker_id for replica in answers.deployment.replicas for shard in replica.shards}
+    if answers.deployment.state != types.DEPLOYMENT_STATE_READY:
+        shown |= {failure.origin.worker_id for failure in answers.failures}
+        shown |= {event.worker_id for event in answers.events}
     rows = [
         (
             worker.worker_id,
@@ -306,7 +316,7 @@ def _workers(answers: Answers) -> Block:
             worker.reason or f"agent at {worker.agent_address}",
         )
         for worker in answers.workers.workers
-        if worker.worker_id in holding or not (is_well or worker.incarnation)
+        if worker.worker_id in shown
     ]
     table = Table(("WORKER", "STATE", "HEARD", "WHY, OR WHERE"), as_rows(rows))
     return Block("workers", table=table if rows else None)
