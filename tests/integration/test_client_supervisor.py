@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 
 import grpc
 import pytest
 
 from stagekeeper import client as sdk
+from stagekeeper.cli.exits import CliError, ExitCode
+from stagekeeper.cli.log_reading import LogChoice, logs_shown
 from stagekeeper.client import Client, parse_spec
 from stagekeeper.v1 import agent_service_pb2 as agent_pb
 from stagekeeper.v1 import deployment_service_pb2 as pb
@@ -425,6 +428,61 @@ async def test_log_of_a_stage_that_was_rolled_back_is_looked_for_at_every_agent(
     ]
     supervisor.put(FAILED)
     assert [line async for line in client.stage_log("m")] == ["why it failed"]
+
+
+async def test_log_of_each_shard_is_read_where_it_lies(supervisor, client, agent):
+    addresses = [(await agent([[f"of shard {n}"]]))[1] for n in (0, 1)]
+    supervisor.workers = [
+        pb.Worker(worker_id=f"w{n}", agent_address=it) for n, it in enumerate(addresses)
+    ]
+    supervisor.put(FAILED)
+    for n in (0, 1):
+        assert [line async for line in client.stage_log("m", shard=n)] == [f"of shard {n}"]
+    shards = [shard("i", "", worker_id=f"w{1 - n}") for n in (0, 1)]
+    for n, it in enumerate(shards):
+        it.record.shard_index, it.record.shard_count = n, 2
+    supervisor.put(deployment("m", replica(0, *shards)))
+    for n in (0, 1):
+        assert [line async for line in client.stage_log("m", shard=n)] == [f"of shard {1 - n}"]
+
+
+async def test_log_of_an_agent_that_does_not_answer_is_not_said_to_be_missing(
+    supervisor, client, agent
+):
+    _, empty = await agent(None)
+    supervisor.workers = [
+        pb.Worker(worker_id="w0", agent_address=empty),
+        pb.Worker(worker_id="w1", agent_address="127.0.0.1:1"),
+    ]
+    supervisor.put(deployment("m", replica(0, shard("i", "", worker_id="w1"))))
+    with pytest.raises(sdk.Unavailable, match="the agent of worker w1 does not answer"):
+        await anext(client.stage_log("m"))
+    supervisor.put(FAILED)
+    with pytest.raises(sdk.Unavailable, match="the agent of worker w1 does not answer"):
+        await anext(client.stage_log("m"))
+
+
+async def test_logs_verb_names_what_cannot_be_read_and_prints_the_rest(
+    supervisor, client, agent, capsys
+):
+    _, address = await agent([["hello"]])
+    supervisor.workers = [
+        pb.Worker(worker_id="w0", agent_address=address),
+        pb.Worker(worker_id="w1", agent_address="127.0.0.1:1"),
+    ]
+    replicas = [replica(n, shard("i", "", worker_id=f"w{n}")) for n in (0, 1)]
+    supervisor.put(deployment("m", *replicas))
+    with pytest.raises(CliError, match="1 of 2 logs not read") as caught:
+        await logs_shown(client, LogChoice("m"))
+    assert caught.value.code == ExitCode.FAILED
+    shown = capsys.readouterr()
+    assert re.search(r"^0/\S+ \| hello$", shown.out, re.M)
+    assert re.search(r"^1/\S+: the agent of worker w1 does not answer \(", shown.err, re.M)
+    with pytest.raises(sdk.Unavailable) as silent:
+        await logs_shown(client, LogChoice("m", replica=1))
+    assert re.match(r"1/\S+: the agent of worker w1 .*Connection refused\)", silent.value.message)
+    with pytest.raises(sdk.NotFound, match=r"m has no replica 5 \(there is: 0, 1\)"):
+        await logs_shown(client, LogChoice("m", replica=5))
 
 
 async def test_log_that_nobody_has_is_said(supervisor, client, agent):
