@@ -110,12 +110,19 @@ def test_states_have_colours_by_their_first_word():
     assert style_of("agent-0") == ""
 
 
-def progress(*, stage_id=0, state=types.SHARD_STATE_STARTING, phase=types.PHASE_LOAD, done=0):
+def progress(
+    *,
+    stage_id=0,
+    state=types.SHARD_STATE_STARTING,
+    phase=types.PHASE_LOAD,
+    done=0,
+    worker_id="agent-0",
+):
     return types.StageProgress(
         replica_index=1,
         stage_id=stage_id,
         stage_name=f"stage{stage_id}",
-        worker_id="agent-0",
+        worker_id=worker_id,
         state=state,
         phase=phase,
         progress=types.Progress(done=done, total=40 if done else 0, note="reading" if done else ""),
@@ -131,6 +138,21 @@ def test_new_phase_is_a_line_and_a_repeat_is_none():
     assert creation.feed(progress()) == ""
     assert creation.feed(progress(phase=types.PHASE_MEASURE)).endswith("STARTING(MEASURE)")
     assert creation.feed(progress(state=types.SHARD_STATE_READY, phase=0)).endswith(": READY")
+
+
+def test_shards_of_one_stage_have_a_row_each_and_a_line_for_each_phase():
+    creation = CreationProgress(FakeTime())
+    told = [
+        line
+        for done in range(5)
+        for worker_id in ("n1", "n2")
+        if (line := creation.feed(progress(done=done, worker_id=worker_id)))
+    ]
+    assert [line.split(" on ")[1] for line in told] == [
+        "n1: STARTING(LOAD)",
+        "n2: STARTING(LOAD)",
+    ]
+    assert [row.worker_id for row in creation.rows] == ["n1", "n2"]
 
 
 def test_counting_on_is_told_now_and_then():

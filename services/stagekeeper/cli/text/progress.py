@@ -1,4 +1,4 @@
-"""A creation as it goes: one row a stage.
+"""A creation as it goes: one row for each worker that a stage starts on.
 
 Decided here: what is worth a line of its own, and what a row says. Time is handed in. Not decided
 here: how rows are drawn (`progress_view`).
@@ -39,12 +39,12 @@ class StageRow:
 
 
 class CreationProgress:
-    """The rows of one creation, in the order of replica and stage."""
+    """The rows of one creation, in the order of replica, stage and worker."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self.began = monotonic()
-        self._rows: dict[tuple[int, int], StageRow] = {}
+        self._rows: dict[tuple[int, int, str], StageRow] = {}
 
     @property
     def rows(self) -> list[StageRow]:
@@ -60,10 +60,11 @@ class CreationProgress:
         A new state or phase always is; mere counting is every few seconds.
         """
         now = self._monotonic()
-        key = (progress.replica_index, progress.stage_id)
+        # A worker holds at most one shard of a stage, so it tells the shards of one apart.
+        key = (progress.replica_index, progress.stage_id, progress.worker_id)
         state = _state(progress)
         row = self._rows.get(key)
-        is_new = row is None or row.state != state or row.worker_id != progress.worker_id
+        is_new = row is None or row.state != state
         if row is None or is_new:
             row = StageRow(
                 progress.replica_index,
