@@ -15,6 +15,7 @@ from stagekeeper.cli.calling import read_argument
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.text.amounts import count, seconds, size
 from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
+from stagekeeper.cli.text.lines import first_line, visible
 from stagekeeper.cli.text.progress import QUIET_S, CreationProgress
 from stagekeeper.cli.text.status import status_text
 from stagekeeper.cli.text.status_json import status_json
@@ -108,6 +109,16 @@ def test_states_have_colours_by_their_first_word():
     assert style_of("STARTING(LOAD)") == "yellow"
     assert style_of("FAILED (why)") == "bold red"
     assert style_of("agent-0") == ""
+
+
+def test_control_characters_of_others_are_shown_as_text():
+    evil = "\x1b[31mred\x07\x9b2J\u202e"
+    shown = r"\x1b[31mred\x07\x9b2J\u202e"
+    table = Table(("WHY",), ((evil,),))
+    assert visible("a\tb\n" + evil) == "a\tb\n" + shown
+    assert first_line(evil) == shown
+    assert plain_lines(table)[1] == shown
+    assert terminal_lines(table, 80)[1].strip() == shown
 
 
 def progress(

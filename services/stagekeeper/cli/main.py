@@ -80,7 +80,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
 def _show(error: Exception, *, is_debug: bool) -> int:
     from stagekeeper.cli.explain import explain
-    from stagekeeper.cli.text.lines import LONGEST_LINE, first_line
+    from stagekeeper.cli.text.lines import LONGEST_LINE, first_line, visible
 
     known = explain(error)
     if is_debug:
@@ -88,7 +88,7 @@ def _show(error: Exception, *, is_debug: bool) -> int:
 
         traceback.print_exception(error)
         if known.debug:
-            print(known.debug.rstrip(), file=sys.stderr)
+            print(visible(known.debug.rstrip()), file=sys.stderr)
     print(f"stagekeeper: {first_line(known.message, LONGEST_LINE)}", file=sys.stderr)
     for line in known.details:
         print(f"  {first_line(line, LONGEST_LINE)}", file=sys.stderr)

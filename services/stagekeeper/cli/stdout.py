@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from stagekeeper.cli.text.lines import visible
+
 
 def leave_stdout() -> None:
     """Send what is printed from now on nowhere; the interpreter's own flush at its end included."""
@@ -18,8 +20,8 @@ def leave_stdout() -> None:
 
 
 def say(line: str) -> None:
-    """Print a line at once, or drop it when nobody reads any more."""
+    """Print a line at once, control characters as text, or drop it when nobody reads any more."""
     try:
-        print(line, flush=True)
+        print(visible(line), flush=True)
     except BrokenPipeError:
         leave_stdout()

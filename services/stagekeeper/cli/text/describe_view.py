@@ -12,6 +12,7 @@ from typing import IO, Final
 
 from stagekeeper.cli.text import events as event_text
 from stagekeeper.cli.text.describe import UNBROKEN, Block, Said
+from stagekeeper.cli.text.lines import visible
 from stagekeeper.cli.text.tables import plain_lines, styled, terminal_lines
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 
@@ -55,7 +56,7 @@ def description_lines(
             else event_text.terminal_lines(event, now, columns - len(_INDENT))
         )
         lines += [_INDENT + line for line in told]
-    return [line.replace(UNBROKEN, " ") for line in lines]
+    return [visible(line.replace(UNBROKEN, " ")) for line in lines]
 
 
 def _block_lines(block: Block, columns: int | None) -> list[str]:

@@ -10,6 +10,7 @@ import textwrap
 from typing import Any, Final
 
 from stagekeeper.cli.text.amounts import enum_name
+from stagekeeper.cli.text.lines import visible
 from stagekeeper.cli.text.times import clock_text, utc_text
 from stagekeeper.client import Gap
 from stagekeeper.v1 import deployment_service_pb2 as pb2
@@ -49,19 +50,23 @@ def plain_line(event: pb2.Event) -> str:
     level = "warn" if event.is_warning else "info"
     return (
         f"{utc_text(event.time)}  {level}  {kind_of(event).ljust(KIND_WIDTH)}  "
-        f"{subject_of(event)}  {' '.join(event.message.split())}"
+        f"{subject_of(event)}  {_sentence(event)}"
     )
 
 
 def terminal_lines(event: pb2.Event, now: float, columns: int) -> list[str]:
     """Write one event for a terminal of so many columns; its sentence stays in its own column."""
     head = f"{clock_text(event.time, now)}  {kind_of(event).ljust(KIND_WIDTH)}  "
-    message = " ".join(event.message.split())
+    message = _sentence(event)
     width = columns - len(head)
     if width < NARROWEST:
         return [head + message]
     first, *rest = textwrap.wrap(message, width, break_long_words=False) or [""]
     return [head + first, *(" " * len(head) + line for line in rest)]
+
+
+def _sentence(event: pb2.Event) -> str:
+    return visible(" ".join(event.message.split()))
 
 
 def event_json(event: pb2.Event) -> dict[str, Any]:

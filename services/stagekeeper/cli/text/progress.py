@@ -12,6 +12,7 @@ from typing import Final
 
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import seconds
+from stagekeeper.cli.text.lines import visible
 from stagekeeper.v1 import types_pb2 as pb2
 
 QUIET_S: Final = 5.0
@@ -103,7 +104,7 @@ def how_far(row: StageRow) -> str:
         amount = f"{row.done}/{row.total}"
     else:
         amount = str(row.done) if row.done else ""
-    return " ".join(part for part in (amount, row.note) if part)
+    return " ".join(part for part in (amount, visible(row.note)) if part)
 
 
 def _state(progress: pb2.StageProgress) -> str:

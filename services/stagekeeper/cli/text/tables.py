@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
+from stagekeeper.cli.text.lines import visible
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -88,14 +90,14 @@ def write_table(table: Table, file: IO[str] | None = None) -> None:
 def write_page(headlines: Sequence[str], tables: Sequence[Table], notes: Sequence[str]) -> None:
     """Write what is to be said first, the tables, and what a person should know besides."""
     for line in headlines:
-        print(line)
+        print(visible(line))
     for table in tables:
         print()
         write_table(table)
     if notes:
         print()
     for note in notes:
-        print(f"note: {note}")
+        print(f"note: {visible(note)}")
 
 
 def plain_lines(table: Table) -> list[str]:
@@ -111,13 +113,14 @@ def terminal_lines(table: Table, columns: int) -> list[str]:
     Names are never cut: the last cell, which may be long, is wrapped in its own column, or below
     its row where that would be narrow.
     """
-    widths = _widths([table.header, *table.rows])[:-1]
+    rows = [tuple(map(visible, row)) for row in table.rows]
+    widths = _widths([table.header, *rows])[:-1]
     indent = sum(widths) + len(_GAP) * len(widths)
     is_below = columns - indent < _NARROW
     if is_below:
         indent = len(_BELOW)
     lines = [_GAP.join(_padded(table.header, widths)).rstrip()]
-    for row in table.rows:
+    for row in rows:
         head = _GAP.join(_padded(row[:-1], widths))
         rest = [part for text in row[-1].splitlines() for part in _wrapped(text, columns - indent)]
         if is_below or not rest:
@@ -163,7 +166,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _one_line(text: str) -> str:
-    return "; ".join(" ".join(line.split()) for line in text.splitlines())
+    return visible("; ".join(" ".join(line.split()) for line in text.splitlines()))
 
 
 def as_rows(rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
