@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
+from stagekeeper.cli.starter import write_starter
 from tests.e2e.specs import echo
 from tests.harness.cluster import Cluster
 
@@ -16,6 +19,9 @@ CODE_OFFSET = 64
 """grpcurl ends with 64 + the gRPC code."""
 ABORTED = 10
 INVALID_ARGUMENT = 3
+DEADLINE_EXCEEDED = 4
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 async def grpcurl(*arguments: str) -> tuple[int, str, str]:
@@ -149,3 +155,37 @@ async def test_bad_request_lists_every_wrong_field(cluster: Cluster) -> None:
     assert "google.rpc.BadRequest" in err
     for path in ("name", "stages[0].name", "stages[0].entrypoint"):
         assert f'"{path}"' in err or f"spec.{path}" in err
+
+
+async def test_lines_of_the_readme_say_what_they_promise(cluster: Cluster, tmp_path: Path) -> None:
+    write_starter(tmp_path)
+    await cluster.start_supervisor()
+    await cluster.start_agent("node-1", f"--pythonpath={tmp_path}")
+    async with cluster.client() as client:
+        view = await client.deploy(tmp_path / "spec.yaml")
+    (stage,) = (s for s in view.replicas[0].shards if s.record.stage_name == "greeter")
+    real = {"127.0.0.1:7070": cluster.endpoint, "127.0.0.1:43213": stage.record.addresses[0].url}
+    # Each line of the README, by its last word, with what it has to answer.
+    wanted = {
+        "stagekeeper.v1.DeploymentService/ListDeployments": '"hello"',
+        "stagekeeper.v1.StageService/Call": "Hello, Ada!",
+        "stagekeeper.v1.DeploymentService/WatchDeployments": "EVENT_KIND_START_ENDED",
+        "stagekeeper.v1.DeploymentService/PlanDeployment": '"plan_id"',
+        "stagekeeper.v1.DeploymentService": "rpc PlanDeployment",
+        "stagekeeper.v1.PlanDeploymentRequest": ".stagekeeper.v1.DeploymentSpec spec = 1",
+    }
+    lines = re.findall(r"^\$ grpcurl -plaintext ((?:.*\\\n)*.*)$", README.read_text(), re.MULTILINE)
+    for line in lines:
+        words = [real.get(word, word) for word in shlex.split(line.replace("\\\n", ""))]
+        is_endless = words[-1].endswith("/WatchDeployments")
+        code, out, err = await grpcurl(*(("-max-time", "3") if is_endless else ()), *words)
+        assert code == (CODE_OFFSET + DEADLINE_EXCEEDED if is_endless else 0), err
+        assert wanted.pop(words[-1]) in out
+    assert wanted == {}
+
+
+async def test_description_of_a_single_method_is_not_served(cluster: Cluster) -> None:
+    await cluster.start_supervisor()
+    method = "stagekeeper.v1.DeploymentService.PlanDeployment"
+    code, _, err = await grpcurl(cluster.endpoint, "describe", method)
+    assert code != 0 and "Symbol not found" in err, "say so in the README: it works by now"
