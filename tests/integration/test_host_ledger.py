@@ -311,7 +311,7 @@ async def test_startup_42_totals_belong_to_uuids_whatever_the_order_of_the_cards
     big = stage("a", device=SPARE, utilization=0.9)
     assert await one.admits(plan(big))
     message = await other.refusal(on_card(0.2, name="b", card=SPARE))
-    assert f"device {SPARE}: {9 * GIB + 2 * GIB} bytes needed, {10 * GIB} there" in message
+    assert f"device {SPARE}: {9 * GIB + 2 * GIB} bytes needed (11 GiB), {10 * GIB} there" in message
 
 
 async def test_startup_6_private_temporary_folders_do_not_part_the_ledger(host, tmp_path):

@@ -225,9 +225,19 @@ def test_refusal_shows_the_sum_who_holds_memory_and_what_would_fit():
         [Holding(0, "pid 4711 (python)", 250)],
     )
     assert report.refusals == [
-        "device 0: 1060 bytes needed, 1000 there, 60 too many (0.00 of 0.00 GiB): "
-        "stage 0: 0.5 × 1000 + 10 = 510; stage 1: 300 = 300; pid 4711 (python): 250; "
+        "device 0: 1060 bytes needed, 1000 there, 60 too many: "
+        "stage 0: 0.5 × 1000 + 10 = 510; stage 1: 300; pid 4711 (python): 250; "
         "free: 750; it fits with stage 0 at utilization 0.44"
+    ]
+
+
+def test_refusal_of_stages_that_state_bytes_is_readable_and_speaks_of_no_utilization():
+    need = MemoryNeed(bytes=900 * 2**30)
+    report = admission_report({0: (["cpu:1"], need)}, {"cpu:1": 2**30}, [Holding("cpu:1", "x", 5)])
+    assert report.refusals == [
+        "device cpu:1: 966367641605 bytes needed (900 GiB), 1073741824 there (1 GiB), "
+        "965293899781 too many (899 GiB): stage 0: 966367641600 (900 GiB); x: 5; "
+        "free: 1073741819 (1024 MiB)"
     ]
 
 

@@ -94,12 +94,15 @@ class StageTerm(NamedTuple):
     memory_bytes: int
 
     def arithmetic(self, total_bytes: int) -> str:
+        """Say how its bytes come about; only what is a sum is written as one."""
         if self.need.utilization is None:
             share = f"{self.need.bytes}"
         else:
             share = f"{self.need.utilization} × {total_bytes}"
         reserve = f" + {self.need.reserve_bytes}" if self.need.reserve_bytes else ""
-        return f"stage {self.stage_id}: {share}{reserve} = {self.memory_bytes}"
+        is_sum = self.need.utilization is not None or reserve
+        total = f" = {self.memory_bytes}" if is_sum else ""
+        return f"stage {self.stage_id}: {share}{reserve}{total}{_short(self.memory_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +136,27 @@ class DeviceSum:
         shown = heapq.nlargest(LARGEST_TERMS_SHOWN, self.stages, key=lambda term: term.memory_bytes)
         held = heapq.nlargest(LARGEST_TERMS_SHOWN, self.holdings, key=lambda it: it.memory_bytes)
         terms = [term.arithmetic(self.total_bytes) for term in shown]
-        terms += [f"{holding.holder}: {holding.memory_bytes}" for holding in held]
+        terms += [f"{it.holder}: {it.memory_bytes}{_short(it.memory_bytes)}" for it in held]
         more = len(self.stages) + len(self.holdings) - len(terms)
         if more:
             terms.append(f"and {more} more")
         if self.holdings:
-            free_bytes = self.total_bytes - sum(it.memory_bytes for it in self.holdings)
-            terms.append(f"free: {max(0, free_bytes)}")
+            free_bytes = max(0, self.total_bytes - sum(it.memory_bytes for it in self.holdings))
+            terms.append(f"free: {free_bytes}{_short(free_bytes)}")
         fits = [
             f"stage {term.stage_id} at utilization {utilization}"
             for term in shown
             if (utilization := self.nearest_utilization(term)) is not None
         ]
-        hint = (
-            f"it fits with {' or '.join(fits)}"
-            if fits
-            else "no cut of one stage's utilization is enough"
-        )
+        if fits:
+            terms.append(f"it fits with {' or '.join(fits)}")
+        elif any(term.need.utilization is not None for term in self.stages):
+            terms.append("no cut of one stage's utilization is enough")
+        over_bytes = self.need_bytes - self.total_bytes
         return (
-            f"device {self.device_id}: {self.need_bytes} bytes needed, {self.total_bytes} there, "
-            f"{self.need_bytes - self.total_bytes} too many "
-            f"({_gib(self.need_bytes)} of {_gib(self.total_bytes)} GiB): {'; '.join(terms)}; {hint}"
+            f"device {self.device_id}: {self.need_bytes} bytes needed{_short(self.need_bytes)}, "
+            f"{self.total_bytes} there{_short(self.total_bytes)}, "
+            f"{over_bytes} too many{_short(over_bytes)}: {'; '.join(terms)}"
         )
 
 
@@ -362,5 +365,10 @@ def _is_device(value: object) -> bool:
     return _is_count(value) or (isinstance(value, str) and value != "")
 
 
-def _gib(count_bytes: int) -> str:
-    return f"{count_bytes / 2**30:.2f}"
+def _short(count_bytes: int) -> str:
+    """Write bytes as people read them, to stand behind the exact number; nothing for few."""
+    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20)):
+        if count_bytes >= unit_bytes:
+            amount = f"{count_bytes / unit_bytes:.2f}".rstrip("0").rstrip(".")
+            return f" ({amount} {unit})"
+    return ""
