@@ -225,7 +225,8 @@ async def test_startup_7_refusal_names_free_wanted_and_the_pids_that_hold_the_re
     assert f"device {CARD}: " in message
     assert f"stage 0: 0.95 × {80 * GIB} = {76 * GIB}" in message
     assert f"pid {stranger.pid} (python" in message
-    assert f"): {5 * GIB}; others (pids unknown): {GIB}; free: {74 * GIB};" in message
+    assert f"): {5 * GIB} (5 GiB); others (pids unknown): {GIB} (1 GiB); " in message
+    assert f"free: {74 * GIB} (74 GiB);" in message
     assert "it fits with stage 0 at utilization 0.925" in message
     assert not one.home.processes
     # The supervisor is told, so that a plan says the same.
