@@ -226,7 +226,10 @@ async def test_stage_that_had_ended_by_itself_is_settled_and_its_failure_is_told
     await wait_for(lambda: identity_of(pid) is None, "it is gone")
     assert [it.state for it in look(home).stages] == [LocalState.GONE]
 
-    assert (await stop(home))["a"].is_gone
+    asked = []
+    stopped = await stop(home, on_begin=lambda shard, had_ended: asked.append(had_ended))
+    assert asked == [True]
+    assert (stopped["a"].is_gone, stopped["a"].had_ended) == (True, True)
 
     assert home.processes == {}
     async with agent_in(home):

@@ -80,11 +80,13 @@ class LocalStopped:
     Attributes:
         is_gone: every process of it is proven gone, and its record is settled.
         was_undone: it belonged to a start that was not committed, which was rolled back.
+        had_ended: its main process was gone before; its end is told by the next agent.
     """
 
     shard: ShardRecord
     is_gone: bool
     was_undone: bool
+    had_ended: bool = False
 
 
 async def stop_stages(
@@ -92,7 +94,7 @@ async def stop_stages(
     choices: Collection[StageChoice],
     *,
     budget_s: float | None = None,
-    on_begin: Callable[[ShardRecord], None] = lambda shard: None,
+    on_begin: Callable[[ShardRecord, bool], None] = lambda shard, had_ended: None,
 ) -> list[LocalStopped]:
     """Stop what one worker has on record of these choices; return when it is gone.
 
@@ -100,7 +102,7 @@ async def stop_stages(
 
     Args:
         budget_s: from the request to end until SIGKILL; None is each stage's own.
-        on_begin: told of each stage before it is asked.
+        on_begin: told of each stage before it is asked, and whether it had ended already.
 
     Raises:
         LockHeld: an agent of this worker runs, or another stop.
@@ -111,14 +113,19 @@ async def stop_stages(
         directory.create()
         written = _WrittenDown(directory, choices, budget_s)
         for record in written.records:
-            on_begin(record.shard)
+            on_begin(record.shard, record.instance_id in written.ended)
         ending = _Ending(directory, written, budget_s)
         try:
             left = await ending.run()
         finally:
             await ending.let_go()
         return [
-            LocalStopped(it.shard, it.instance_id not in left, it.instance_id in written.undone)
+            LocalStopped(
+                it.shard,
+                is_gone=it.instance_id not in left,
+                was_undone=it.instance_id in written.undone,
+                had_ended=it.instance_id in written.ended,
+            )
             for it in written.records
         ]
     finally:
@@ -132,6 +139,7 @@ class _WrittenDown:
         records: of all stages that are to end.
         operations: the files of their operations.
         undone: the instances that end because their operation is undone.
+        ended: the instances that had ended by themselves.
     """
 
     def __init__(
@@ -140,6 +148,7 @@ class _WrittenDown:
         self.store = OperationStore(directory)
         self.record_store = RecordStore(directory)
         self._budget_s = budget_s
+        self.ended: set[InstanceId] = set()
         self._boot_id = boot_id()
         found = self.record_store.load()
         found += _mended(self.record_store, choices, self._boot_id)
@@ -193,6 +202,7 @@ class _WrittenDown:
         """
         handle = open_process(record, self._boot_id)
         if handle is None and record.process is not None:
+            self.ended.add(record.instance_id)
             return record
         if handle is not None:
             handle.close()

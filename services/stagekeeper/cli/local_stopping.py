@@ -115,8 +115,8 @@ async def _stop_each(
     from stagekeeper.agent.local_stop import stop_stages
     from stagekeeper.cli.text.local_stages import shard_name
 
-    def begin(shard: ShardRecord) -> None:
-        if not is_json:
+    def begin(shard: ShardRecord, had_ended: bool) -> None:
+        if not is_json and not had_ended:
             pid = f" (pid {shard.pid})" if shard.pid else ""
             print(f"{shard_name(shard)}: stopping{pid}", flush=True)
 
@@ -159,8 +159,7 @@ def _lines(workers: Sequence[LocalWorker], outcome: _Outcome) -> Iterator[str]:
 
     stopped = [it for some in outcome.stopped.values() for it in some]
     for it in stopped:
-        how = "undone: its start was never committed" if it.was_undone else "stopped"
-        yield f"{shard_name(it.shard)}: {how if it.is_gone else 'not settled; see above'}"
+        yield f"{shard_name(it.shard)}: {_how(it) if it.is_gone else 'not settled; see above'}"
     if not stopped:
         if not outcome.refused:
             yield "nothing is on record that could be stopped"
@@ -183,6 +182,12 @@ def _lines(workers: Sequence[LocalWorker], outcome: _Outcome) -> Iterator[str]:
         yield f"note: a supervisor may still want {name}: {again}"
 
 
+def _how(it: LocalStopped) -> str:
+    if it.was_undone:
+        return "undone: its start was never committed"
+    return "settled: it had ended already" if it.had_ended else "stopped"
+
+
 def _document(state_dir: Path, outcome: _Outcome) -> dict[str, Any]:
     from stagekeeper.cli.text.local_stages import shard_json
 
@@ -194,6 +199,7 @@ def _document(state_dir: Path, outcome: _Outcome) -> dict[str, Any]:
                 **shard_json(it.shard),
                 "gone": it.is_gone,
                 "undone": it.was_undone,
+                "had_ended": it.had_ended,
             }
             for worker_id, some in sorted(outcome.stopped.items())
             for it in some
