@@ -51,6 +51,12 @@ def wide(cluster: Cluster, name: str = "wide", **args: Mapping[str, Any]) -> Spe
     return {"name": name, "entry": "front", "stages": stages}
 
 
+def pair(cluster: Cluster, **args: Mapping[str, Any]) -> Spec:
+    """As `wide`, without the stage that lies on one worker alone: two processes on each."""
+    spec = wide(cluster, "wide", **args)
+    return {**spec, "stages": spec["stages"][:2]}
+
+
 def gang(cluster: Cluster, name: str, **args: Any) -> Spec:
     """A replica of one stage, with a shard on the first card of each of two workers."""
     spec = wide(cluster, name, front=args)
@@ -112,7 +118,9 @@ async def whole(cluster: Cluster, client: Client, spec: Spec) -> None:
     name = spec["name"]
     await cluster.all_ready(name, 1, client)
     known = await shards(client, name)
-    assert set(known) == set(PLACES)
+    assert set(known) == {
+        (stage["name"], shard) for stage in spec["stages"] for shard in range(stage["shard_count"])
+    }
     for record in known.values():
         assert record.committed and record.state == types_pb2.SHARD_STATE_READY
     assert {it.pid for it in known.values()} == set(cluster.stage_processes())

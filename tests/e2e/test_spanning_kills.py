@@ -22,6 +22,7 @@ from tests.e2e.spanning import (
     deployed,
     is_gone,
     nothing_left,
+    pair,
     settled,
     shards,
     two_agents,
@@ -83,15 +84,13 @@ async def test_each_agent_killed_during_a_start_goes_on_with_it(
     cluster: Cluster, point: str
 ) -> None:
     await two_agents(cluster, agents={"node-1": {KILL_AT: point}})
-    spec = wide(cluster)
+    spec = pair(cluster)
     async with cluster.client() as client:
         await _killed_and_whole(cluster, client, spec, "node-1", point)
         await client.delete("wide")
         await nothing_left(cluster, client)
         await _restarted(cluster, "node-2", point)
         await _killed_and_whole(cluster, client, spec, "node-2", point)
-        await client.delete("wide")
-        await nothing_left(cluster, client)
 
 
 async def _killed_and_whole(
@@ -114,7 +113,7 @@ async def test_each_agent_killed_during_a_rollback_ends_it(cluster: Cluster, poi
     await two_agents(cluster, agents={"node-1": {KILL_AT: point}})
     torn = cluster.directory / "torn"
     torn.touch()
-    spec = wide(cluster, back={"fails": 1, "torn": str(torn)})
+    spec = pair(cluster, back={"fails": 1, "torn": str(torn)})
     async with cluster.client() as client:
         await _killed_and_undone(cluster, client, spec, "node-1")
         await _restarted(cluster, "node-2", point)
@@ -195,7 +194,7 @@ async def test_supervisor_killed_while_a_start_fails_is_followed_by_one_that_und
     await two_agents(cluster, supervisor={KILL_AT: point})
     torn = cluster.directory / "torn"
     torn.touch()
-    spec = wide(cluster, back={"fails": 1, "torn": str(torn)})
+    spec = pair(cluster, back={"fails": 1, "torn": str(torn)})
     async with cluster.client() as client:
         creation = asyncio.create_task(deployed(client, spec))
         await _next_supervisor(cluster)
