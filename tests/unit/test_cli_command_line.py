@@ -13,7 +13,13 @@ from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.explain import explain
 from stagekeeper.cli.main import run
 from stagekeeper.cli.serving import allowed_entrypoints
-from stagekeeper.client import Client, DeadlineExceeded, EndpointRaised, Unavailable
+from stagekeeper.client import (
+    Client,
+    DeadlineExceeded,
+    EndpointRaised,
+    SupervisorUnreachable,
+    Unavailable,
+)
 
 
 @pytest.mark.parametrize("verb", sorted(later.VERBS))
@@ -203,6 +209,25 @@ def test_what_the_system_refuses_is_told_with_its_path_and_what_to_do(error, sai
     assert explain(error).message == said
 
 
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("ipv4:127.0.0.1:5: connection attempt timed out before receiving SETTINGS frame", True),
+        ("ipv4:127.0.0.1:5: Failed to connect to remote host: Connection refused", False),
+    ],
+)
+def test_supervisor_that_hangs_is_not_said_to_be_missing(why, said):
+    known = explain(
+        SupervisorUnreachable(
+            "the supervisor at 127.0.0.1:5 cannot be reached: failed to connect to all addresses; "
+            f"last error: UNKNOWN: {why}"
+        )
+    )
+    assert known.code == ExitCode.UNREACHABLE
+    assert ("somebody is at 127.0.0.1:5 and does not answer" in known.message) is said
+    assert ("start one with `stagekeeper supervisor`" in known.message) is not said
+
+
 def test_lines_below_an_error_keep_their_place(monkeypatch, capsys):
     def refuse(argv):
         raise CliError(ExitCode.FAILED, "it failed", details=["its log:", "    | raise"])
@@ -223,14 +248,15 @@ def test_timeout_that_is_no_time_is_a_usage_error(verb, seconds, capsys):
 
 def test_debug_of_an_error_shows_what_it_keeps_for_it(monkeypatch, capsys):
     def refuse(argv):
-        raise CliError(ExitCode.FAILED, "it raised", debug="remote traceback")
+        raise CliError(ExitCode.FAILED, "it raised", details=["x" * 3000], debug="remote traceback")
 
     monkeypatch.setattr("stagekeeper.cli.main.later.refuse", refuse)
 
     assert run(["status"]) == ExitCode.FAILED
     assert "remote traceback" not in capsys.readouterr().err
     assert run(["--debug", "status"]) == ExitCode.FAILED
-    assert "remote traceback" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told == f"remote traceback\nstagekeeper: it raised\n  {'x' * 3000}\n"
 
 
 def test_ctrl_c_ends_with_its_own_code(monkeypatch):

@@ -50,6 +50,12 @@ _SYSTEM: Final[Mapping[int, tuple[str, str]]] = {
 }
 """What the system refuses → what was attempted, and what to do."""
 
+_HANGS: Final = re.compile(
+    r"supervisor at (?P<endpoint>\S+) .*(?:before receiving SETTINGS frame|said nothing for)", re.S
+)
+"""What the client says where a connection was taken and nothing came over it. One that was never
+taken, which times out too in a network that drops packets, says neither."""
+
 _PARSERS_WORDS: Final = (
     (re.compile(r"Input should be a valid integer\b.*"), "it needs a whole number"),
     (re.compile(r"Input should be a valid number\b.*"), "it needs a number"),
@@ -129,6 +135,12 @@ def _of_the_client(error: Exception) -> CliError | None:
     if isinstance(error, SpecError):
         return bad_specs([error])
     if isinstance(error, SupervisorUnreachable):
+        if somebody := _HANGS.search(error.message):
+            return CliError(
+                ExitCode.UNREACHABLE,
+                f"somebody is at {somebody['endpoint']} and does not answer (a supervisor that "
+                "hangs, or another program): look at its log, or name another with --endpoint",
+            )
         return CliError(
             ExitCode.UNREACHABLE,
             f"{_short(error.message)}: start one with `stagekeeper supervisor` (or everything with "
