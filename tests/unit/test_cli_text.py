@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stagekeeper.cli.calling import read_argument
+from stagekeeper.cli.deploying import deploy_failed
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.text.amounts import count, seconds, size
 from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
@@ -23,6 +24,7 @@ from stagekeeper.cli.text.tables import Table, plain_lines, style_of, terminal_l
 from stagekeeper.cli.up.child import Ended, Ready, describe_exit, parse_facts
 from stagekeeper.cli.up.default_devices import default_devices, ram_bytes
 from stagekeeper.cli.up.notices import DeploymentNotices, child_notice
+from stagekeeper.client import DeployFailed
 from stagekeeper.client.view import why_none_is_ready
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
@@ -451,6 +453,20 @@ def test_failed_replica_is_told_with_its_log_and_its_rollback():
     assert "  rolled back: stage 0 in 0.3 s" in lines
     assert "  rolled back: stage 2 NOT stopped: it does not die" in lines
     assert "Traceback: deep" in remote_tracebacks([replica])
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("stage a failed in LOAD", "mend the cause and deploy again"),
+        ("replica 0 was undone: its agent was asked to end", ": deploy again"),
+    ],
+)
+def test_start_that_an_ending_agent_undid_has_no_cause_to_mend(why, said):
+    error = DeployFailed(
+        "it failed", deployment=pb2.Deployment(name="m"), failures=[pb2.ReplicaFailure(message=why)]
+    )
+    assert said in deploy_failed(error, "mend the cause and deploy again").message
 
 
 @pytest.mark.parametrize(

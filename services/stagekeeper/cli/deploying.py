@@ -37,6 +37,8 @@ _LOOK_AGAIN_S: Final = 0.5
 _AFTER_FAILURE: Final = (
     "mend the cause and deploy again (`stagekeeper logs {name}` has more); what runs is left alone"
 )
+_CAUSE_IS_OVER: Final = "its agent was asked to end"
+"""An agent's reason for undoing a start with which nothing was wrong."""
 
 
 @dataclass(slots=True)
@@ -115,6 +117,8 @@ def deploy_failed(error: DeployFailed, what_to_do: str) -> CliError:
         if replica.reason
     ]
     why = f" ({own_reason(deployment)})" if deployment.reason and not error.failures else ""
+    if error.failures and all(_CAUSE_IS_OVER in failure.message for failure in error.failures):
+        what_to_do = what_to_do.removeprefix("mend the cause and ")
     return CliError(
         ExitCode.FAILED,
         f"{deployment.name!r} did not come up and is {state}{why}: "
