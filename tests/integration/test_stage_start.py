@@ -198,6 +198,8 @@ async def test_phase_that_raises_is_shown_until_the_agent_ends_it(phase, told):
 
         assert state.phase == told
         assert state.error == f"RuntimeError: broken in {phase}"
+        first_frame = state.traceback.splitlines()[1]
+        assert "stage_cases.py" in first_frame
         assert "_act" in state.traceback
         assert not state.out_of_memory
         assert stage.process.poll() is None

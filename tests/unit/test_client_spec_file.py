@@ -259,6 +259,18 @@ def test_most_replicas_are_those_of_the_supervisor():
     assert MOST_REPLICAS == limits.MOST_REPLICAS
 
 
+def test_path_of_what_holds_itself_is_cut():
+    with pytest.raises(SpecError) as caught:
+        parse_spec("name: &a [*a]\nstages: []\n")
+    (path,) = [path for path, said in caught.value.violations if "aliases" in said]
+    assert path.startswith("name[0][0]") and path.endswith("]…") and len(path) <= 41
+    itself: dict = {"name": "m"}
+    itself["model"] = itself
+    with pytest.raises(SpecError) as caught:
+        spec_from_dict(itself)
+    assert max(len(path) for path, _ in caught.value.violations) <= 41
+
+
 def test_many_aliases_do_not_make_a_small_file_large():
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]

@@ -166,6 +166,14 @@ def test_a_field_of_the_whole_is_judged(changes, path) -> None:
     assert path_of(spec(**changes)) == path
 
 
+def test_entry_that_is_no_stage_is_told_which_there_are() -> None:
+    made = replace(spec(), entry="nobody", stages=tuple(map(stage_spec, ("one", "", "two", "a/b"))))
+
+    assert dict(problems_of(made))["entry"] == (
+        "no stage is called 'nobody'; there are 'one', 'two'"
+    )
+
+
 def test_stage_names_are_unique() -> None:
     made = replace(spec(), stages=(stage_spec("a"), stage_spec("b"), stage_spec("a")))
 

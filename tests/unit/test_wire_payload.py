@@ -309,6 +309,14 @@ def test_value_that_cannot_travel_is_named_by_its_path(value, path):
         codec.encode(value)
 
 
+@pytest.mark.parametrize("content_type", [MSGPACK, JSON])
+def test_value_that_cannot_travel_is_called_by_its_kind(content_type):
+    with pytest.raises(PayloadError, match=r"^\$: an object cannot travel"):
+        codec.encode(object(), content_type)
+    with pytest.raises(PayloadError, match=r"^\$: a function cannot travel"):
+        codec.encode(lambda: 0, content_type)
+
+
 def test_value_that_holds_itself_is_refused():
     value: dict = {}
     value["again"] = [value]

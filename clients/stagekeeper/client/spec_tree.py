@@ -21,6 +21,7 @@ from yaml.reader import ReaderError
 MAX_DEPTH: Final = 50
 MAX_NODES: Final = 100_000
 LONGEST_QUOTE: Final = 40
+_LONGEST_PATH: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class _Reader:
             if not self._is_full:
                 self._is_full = True
                 self._problem(
-                    path, "too deep or too much; aliases count as what they stand for", line
+                    _short(path), "too deep or too much; aliases count as what they stand for", line
                 )
             return Scalar(None, line)
         if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
@@ -253,13 +254,21 @@ def _not_finite(text: str) -> str:
     return f"{text} is no finite number, and only those can be sent: quote it if it is a text"
 
 
+def _short(path: str) -> str:
+    """Cut the path of what holds itself, which is as long as it is deep, after a few steps."""
+    if len(path) <= _LONGEST_PATH:
+        return path
+    head = path[:_LONGEST_PATH]
+    return head[: max(head.rfind("["), head.rfind("."), 1)] + "…"
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "…"
 
 
 def _from_python(value: object, path: str, depth: int, problems: list[SpecProblem]) -> Tree:
     if depth > MAX_DEPTH:
-        problems.append(SpecProblem(path, "too deep"))
+        problems.append(SpecProblem(_short(path), "too deep"))
         return Scalar(None)
     if isinstance(value, float) and not math.isfinite(value):
         problems.append(SpecProblem(path, _not_finite(str(value))))

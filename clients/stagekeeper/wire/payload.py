@@ -203,7 +203,7 @@ def _encode_foreign(value: object) -> object:
         return scalar
     packed = tensor_codec.pack_tensor(value)
     if packed is None:
-        raise TypeError(f"a {type(value).__qualname__} cannot travel")
+        raise TypeError(f"{_a_kind_of(value)} cannot travel")
     return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(packed))
 
 
@@ -213,8 +213,13 @@ def _json_foreign(value: object) -> object:
         return scalar
     listed = tensor_codec.list_tensor(value)
     if listed is None:
-        raise TypeError(f"a {type(value).__qualname__} cannot travel as JSON")
+        raise TypeError(f"{_a_kind_of(value)} cannot travel as JSON")
     return listed
+
+
+def _a_kind_of(value: object) -> str:
+    name = type(value).__qualname__
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
 _to_msgpack = msgspec.msgpack.Encoder(enc_hook=_encode_foreign).encode

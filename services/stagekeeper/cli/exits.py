@@ -30,7 +30,7 @@ class CliError(Exception):
         message: one line: what, where, and what to do.
         details: further lines, shown below; for what does not fit on one (all wrong fields, the
             last lines of a log).
-        debug: shown only with `--debug`, beside our own traceback: a traceback from elsewhere.
+        debug: shown only with `--debug`, and instead of our own traceback: one from elsewhere.
     """
 
     def __init__(

@@ -86,12 +86,15 @@ def _show(error: Exception, *, is_debug: bool) -> int:
     if is_debug:
         import traceback
 
-        traceback.print_exception(error)
-        if known.debug:
+        if known.debug and known.code is not ExitCode.BUG:
+            # What went wrong did so elsewhere: our own frames would only hide it.
             print(visible(known.debug.rstrip()), file=sys.stderr)
-    print(f"stagekeeper: {first_line(known.message, LONGEST_LINE)}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+    limit = sys.maxsize if is_debug else LONGEST_LINE
+    print(f"stagekeeper: {first_line(known.message, limit)}", file=sys.stderr)
     for line in known.details:
-        print(f"  {first_line(line, LONGEST_LINE)}", file=sys.stderr)
+        print(f"  {first_line(line, limit)}", file=sys.stderr)
     if known.code is ExitCode.BUG and not is_debug:
         print(f"  (with {DEBUG_FLAG} the same command shows where)", file=sys.stderr)
     return known.code

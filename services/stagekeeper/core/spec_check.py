@@ -91,7 +91,8 @@ def check_spec(spec: DeploymentSpec) -> None:
             )
         seen.setdefault(stage.name, index)
     if spec.entry and spec.entry not in seen:
-        problems.add("entry", f"no stage is called {shown(spec.entry)}; there are {_listed(seen)}")
+        sound = [name for name in seen if not name_problem(name)]
+        problems.add("entry", f"no stage is called {shown(spec.entry)}; there are {_listed(sound)}")
     problems.add("placement.workers", _too_few_workers(spec))
     if problems.wrong:
         raise bad_fields(problems.wrong, "the spec")

@@ -14,10 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from stagekeeper.actor import Endpoint, EndpointKind
@@ -25,6 +22,7 @@ from stagekeeper.actor.call_context import enter_call, leave_call
 from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.core.names import shown
 from stagekeeper.stage.activity import Activity, Work
+from stagekeeper.stage.author_traceback import author_traceback
 from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
 from stagekeeper.stage.vitals import text_of
@@ -41,7 +39,6 @@ from stagekeeper.wire.payload import (
 
 _log = logging.getLogger(__name__)
 
-_OUR_FOLDER = str(Path(__file__).parent)
 _MAX_MESSAGE_CHARS = 500
 _MAX_TRACEBACK_CHARS = 16_000
 
@@ -268,7 +265,7 @@ class Dispatcher:
             kind, message = type(error).__qualname__, f"its result cannot be sent: {error}"
         else:
             kind, message = _name_of(error), text_of(error)
-        trace = _trace_of(error)
+        trace = author_traceback(error)
         _log.error("endpoint %s raised\n%s", work.name, trace.rstrip())
         if len(message) > _MAX_MESSAGE_CHARS:
             message = message[:_MAX_MESSAGE_CHARS] + " …"
@@ -293,19 +290,6 @@ def _name_of(error: BaseException) -> str:
     if cls.__module__ in ("builtins", "__main__"):
         return cls.__qualname__
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _trace_of(error: BaseException) -> str:
-    """Format the traceback from the model's first frame on: what is ours only pads it."""
-    return "".join(traceback.format_exception(type(error), error, _theirs(error.__traceback__)))
-
-
-def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER):
-        if trace.tb_next is None:
-            break
-        trace = trace.tb_next
-    return trace
 
 
 def _forget_outcome(running: asyncio.Future[None]) -> None:

@@ -6,12 +6,12 @@ Invariant: each change is announced after it is complete: whoever listens sees a
 
 from __future__ import annotations
 
-import traceback as traceback_module
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stagekeeper.actor import Endpoint
 from stagekeeper.core.states import SHARD_MOVES, Phase, ShardState, check_move
+from stagekeeper.stage.author_traceback import author_traceback
 
 _MAX_ERROR_CHARS = 1_000
 _MAX_TRACEBACK_CHARS = 32_000
@@ -75,7 +75,7 @@ class Vitals:
 
 def failure_from(error: BaseException) -> PhaseFailure:
     """Describe what a phase raised; the traceback keeps its end when it is long."""
-    text = sendable("".join(traceback_module.format_exception(error)))
+    text = sendable(author_traceback(error))
     if len(text) > _MAX_TRACEBACK_CHARS:
         text = "…" + text[-_MAX_TRACEBACK_CHARS:]
     return PhaseFailure(
