@@ -178,8 +178,8 @@ async def test_what_does_not_exist_and_who_is_not_there(serving: Cluster) -> Non
     assert "`stagekeeper status` lists what there is" in unknown.err
 
     none = await command_line("events", "nothing", endpoint=end)
-    assert (none.code, none.out) == (ExitCode.DONE, "")
-    assert "no events of 'nothing'" in none.err
+    assert (none.code, none.out) == (ExitCode.FAILED, "")
+    assert "nothing is known of 'nothing'" in none.err
     wrong = await command_line("events", "no such/name", endpoint=end)
     assert wrong.code == ExitCode.FAILED
     last = await command_line("events", "--last", "1", endpoint=end)

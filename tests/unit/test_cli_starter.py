@@ -50,6 +50,14 @@ def test_nothing_is_overwritten_and_nothing_is_written_beside_it(tmp_path, capsy
     assert name in capsys.readouterr().err
 
 
+def test_both_files_are_named_in_the_plural(tmp_path, capsys):
+    for name in (SPEC_FILE, STAGES_FILE):
+        (tmp_path / name).write_text("mine")
+
+    assert run(["init", str(tmp_path)]) == ExitCode.FAILED
+    assert " exist already, " in capsys.readouterr().err
+
+
 def test_dangling_link_is_not_written_through(tmp_path):
     (tmp_path / SPEC_FILE).symlink_to(tmp_path / "elsewhere")
 

@@ -11,15 +11,20 @@ import json
 import sys
 import time
 
+from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.text.events import GAPS, event_json, plain_line, terminal_lines
-from stagekeeper.client import Client, Gap
+from stagekeeper.client import Client, Gap, NotFound
 from stagekeeper.v1.deployment_service_pb2 import Event
 
 
 async def events_shown(
     client: Client, name: str, *, last: int, follow: bool, as_json: bool
 ) -> None:
-    """Print the last events, and with `follow` those that come."""
+    """Print the last events, and with `follow` those that come.
+
+    Raises:
+        CliError: nothing is known of that name, and nobody waits for it (`follow`).
+    """
     count = 0
     events = client.events(name, last=last, follow=follow, on_gap=_say)
     async with contextlib.aclosing(events):
@@ -28,9 +33,22 @@ async def events_shown(
             _show(event, as_json=as_json)
             if follow:
                 sys.stdout.flush()
+    if not count and name and last and not follow:
+        await _check_known(client, name)
     if not count and not as_json:
         of = f" of {name!r}" if name else ""
         print(f"no events{of}: they are kept since the supervisor's start", file=sys.stderr)
+
+
+async def _check_known(client: Client, name: str) -> None:
+    try:
+        await client.get(name)
+    except NotFound:
+        raise CliError(
+            ExitCode.FAILED,
+            f"nothing is known of {name!r}: `stagekeeper status` lists what there is, and with "
+            "--follow its events are waited for",
+        ) from None
 
 
 def _show(event: Event, *, as_json: bool) -> None:

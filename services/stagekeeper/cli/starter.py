@@ -77,10 +77,11 @@ def write_starter(folder: Path) -> list[Path]:
     texts = {folder / SPEC_FILE: SPEC, folder / STAGES_FILE: STAGES}
     existing = [str(path) for path in texts if path.exists() or path.is_symlink()]
     if existing:
+        verb, them = ("exists", "it") if len(existing) == 1 else ("exist", "them")
         raise CliError(
             ExitCode.FAILED,
-            f"{' and '.join(existing)} exists already, and nothing was written: choose another "
-            "folder, or move it away",
+            f"{' and '.join(existing)} {verb} already, and nothing was written: choose another "
+            f"folder, or move {them} away",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

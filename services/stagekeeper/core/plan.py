@@ -156,7 +156,7 @@ def _taken_name(cluster: Cluster, spec: DeploymentSpec) -> Obstacle | None:
             return None
         return Obstacle(
             Reason.DEPLOYMENT_EXISTS,
-            f"{spec.name} exists with another spec: delete it, then deploy",
+            f"{spec.name!r} exists with another spec: delete it, then deploy",
         )
     for replica in known.replicas:
         for shard in replica.shards:
