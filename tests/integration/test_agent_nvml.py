@@ -100,19 +100,30 @@ async def test_slices_and_cards_go_together(nvml, overseer, home):
     assert [(it.device_id, it.index) for it in slice_.devices] == [("cpu:0", 0), (B, 1)]
 
 
-async def test_used_bytes_are_measured_and_make_no_registration(nvml, overseer, home):
+async def test_small_changes_of_used_bytes_make_no_registration(nvml, overseer, home):
     nvml.card(A, used_bytes=GIB)
     await agent_on(nvml, home, "cuda")
     await overseer.hears(lambda it: it.devices, "it registers")
 
     nvml.says_no_more("card")
-    nvml.card(A, used_bytes=GIB + 2**24)  # less than would change a plan
+    nvml.card(A, used_bytes=GIB + 2**24)  # less than anybody would miss
 
     async def is_seen() -> bool:
         return await used_bytes(overseer) == {A: GIB + 2**24}
 
     await wait_for(is_seen, "what is used is read again")
     assert len(overseer.registrations) == 1
+
+
+async def test_used_bytes_that_moved_much_are_registered(nvml, overseer, home):
+    nvml.card(A, used_bytes=GIB)
+    await agent_on(nvml, home, "cuda")
+    await overseer.hears(lambda it: it.devices, "it registers")
+
+    nvml.says_no_more("card")
+    nvml.card(A, used_bytes=GIB - 2**28)
+
+    await overseer.hears(lambda it: it.devices[0].used_bytes == GIB - 2**28, "it tells")
 
 
 async def test_much_more_that_others_hold_is_registered(nvml, overseer, home):
@@ -128,7 +139,7 @@ async def test_much_more_that_others_hold_is_registered(nvml, overseer, home):
     await overseer.hears(
         lambda it: [it.memory_bytes for it in it.devices[0].foreign] == [7 * GIB], "it tells"
     )
-    assert len(overseer.registrations) == 2
+    assert len(overseer.registrations) <= 3  # how much is used may have been told before
 
 
 async def test_failed_reading_is_registered_refuses_cards_and_mends(nvml, overseer, home):

@@ -218,6 +218,7 @@ class Agent:
             self._oom,
             self._clock,
             busy_after_s=settings.busy_after_s,
+            on_figures=self._slice.figures_are_read,
         )
         self._operations = self._make_operations(store, deaths)
         self._stopping = Stopping(self._stages, self._operations, self._owner)

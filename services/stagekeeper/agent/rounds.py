@@ -6,6 +6,7 @@ Decided here: how often. Not decided here: what a sign of life means (`liveness`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from stagekeeper.agent.damaged import DamagedRecords
@@ -27,6 +28,7 @@ class Rounds:
     Args:
         busy_after_s: see `AgentSettings`; what is to be noticed by then is looked for twice as
             often.
+        on_figures: called when memory was read anew; no more often than that is it told anew.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Rounds:
         clock: Clock,
         *,
         busy_after_s: float,
+        on_figures: Callable[[], None],
     ) -> None:
         self._stages = stages
         self._damaged = damaged
@@ -45,6 +48,7 @@ class Rounds:
         self._oom = oom
         self._clock = clock
         self._interval_s = min(_LONGEST_INTERVAL_S, busy_after_s / 2)
+        self._on_figures = on_figures
         self._figures_read_at = float("-inf")
 
     async def run(self) -> None:
@@ -66,3 +70,4 @@ class Rounds:
         for stage in self._stages:
             if stage.handle is not None and stage.holds_processes:
                 stage.update(memory_bytes=resident_bytes(stage.handle.pid))
+        self._on_figures()

@@ -37,7 +37,7 @@ from stagekeeper.runtime.convert import (
     progress_from_proto,
     shard_state_from_proto,
 )
-from stagekeeper.runtime.process import ProcessHandle
+from stagekeeper.runtime.process import ProcessHandle, resident_bytes
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb2
 from stagekeeper.v1 import types_pb2
 
@@ -259,6 +259,9 @@ class StageProcess:
         becomes_ready = state is ShardState.READY and not self.shard.ready_time
         if becomes_ready:
             changes["ready_time"] = self._clock.wall()
+        if state is ShardState.READY and self.shard.memory_bytes is None and self.handle:
+            # So that the report that tells of it has it; later readings are told if they differ.
+            changes["memory_bytes"] = resident_bytes(self.handle.pid)
         addresses_moved = changes["addresses"] != self.shard.addresses
         try:
             if self.state is ShardState.ADOPTING and state is ShardState.DRAINING:

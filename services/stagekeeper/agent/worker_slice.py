@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stagekeeper.agent.figures import device_without_figures, shard_without_figures
+from stagekeeper.agent.figures import (
+    MemoryFigures,
+    are_worth_telling,
+    device_without_figures,
+    memory_figures,
+    shard_without_figures,
+)
 from stagekeeper.core.model import WorkerReport
 from stagekeeper.runtime.convert import report_to_proto
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
@@ -40,6 +46,7 @@ class WorkerSlice:
         self._cluster = cluster
         self._report = report
         self._revision = 1
+        self._told: MemoryFigures = {}
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -51,9 +58,17 @@ class WorkerSlice:
         self._revision += 1
         self.on_change()
 
+    def figures_are_read(self) -> None:
+        """Have the slice put again if memory is far from what was told of it last."""
+        now = memory_figures(self._report())
+        if are_worth_telling(self._told, now):
+            self._told = now  # once, also where nobody is there to be told
+            self.changed()
+
     def copy(self) -> SliceCopy:
         """Build the message of this moment."""
         report = replace(self._report(), revision=self._revision)
+        self._told = memory_figures(report)
         digest = self._digest(report)
         request = report_to_proto(report, cluster=self._cluster, digest=digest)
         return SliceCopy(request, report.revision, digest)
