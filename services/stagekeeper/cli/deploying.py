@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.stdout import say
@@ -25,8 +27,12 @@ from stagekeeper.client import (
     NotFound,
     StagekeeperError,
 )
-from stagekeeper.v1.deployment_service_pb2 import CreationAccepted, Deployment
-from stagekeeper.v1.types_pb2 import DeploymentSpec, StageProgress
+from stagekeeper.v1.deployment_service_pb2 import (
+    CreationAccepted,
+    Deployment,
+    ListWorkersResponse,
+)
+from stagekeeper.v1.types_pb2 import HOLD_REASON_RECOVERING, DeploymentSpec, StageProgress
 
 DEFAULT_STOP_BUDGET_S: Final = 10.0
 DELETE_SLACK_S: Final = 60.0
@@ -34,6 +40,9 @@ DELETE_SLACK_S: Final = 60.0
 first, and a start under way is undone before."""
 
 _LOOK_AGAIN_S: Final = 0.5
+_SILENT_FOR_S: Final = 1.0
+_AWAITED_SHOWN: Final = 4
+_AT_MOST: Final = re.compile(r"waited for, (\d+) s at most")
 _AFTER_FAILURE: Final = (
     "mend the cause and deploy again (`stagekeeper logs {name}` has more); what runs is left alone"
 )
@@ -84,9 +93,10 @@ async def deploy_shown(
                 view.show(event)
 
         try:
-            deployment = await client.deploy(
-                loaded, plan_id=plan_id, on_progress=show, timeout=timeout
-            )
+            async with _beside(_tell_who_is_awaited(client, creation)):
+                deployment = await client.deploy(
+                    loaded, plan_id=plan_id, on_progress=show, timeout=timeout
+                )
         except DeployFailed as error:
             raise deploy_failed(error, after_failure or _AFTER_FAILURE) from error
         except NotFound as error:
@@ -97,6 +107,48 @@ async def deploy_shown(
     else:
         say(f"{deployment.name}: READY, {ready}: nothing to do")
     return deployment
+
+
+async def _tell_who_is_awaited(client: Client, creation: Creation) -> None:
+    """Say once why nothing begins, where the supervisor waits for its former workers first."""
+    while True:
+        await asyncio.sleep(_SILENT_FOR_S)
+        if creation.accepted is not None:
+            return
+        try:
+            line = awaited_line(await client.workers())
+        except StagekeeperError:
+            continue  # whoever deploys is told what is wrong
+        if line and creation.accepted is None:
+            say(f"{creation.name}: {line}")
+            return
+
+
+def awaited_line(workers: ListWorkersResponse) -> str:
+    """Say for whom a supervisor waits before it starts anything; empty when for nobody."""
+    if workers.hold_reason != HOLD_REASON_RECOVERING:
+        return ""
+    awaited = [it for it in workers.workers if not it.incarnation]
+    names = ", ".join(it.worker_id for it in awaited[:_AWAITED_SHOWN])
+    more = len(awaited) - _AWAITED_SHOWN
+    line = "waiting for workers that were here before the supervisor's start"
+    line += f": {names}" if names else ""
+    line += f" and {more} more" if more > 0 else ""
+    # The bound is told in the reason alone; a supervisor that words it otherwise costs the number.
+    found = next(filter(None, (_AT_MOST.search(it.reason) for it in awaited)), None)
+    return f"{line} (at most {found[1]} s)" if found else line
+
+
+@contextlib.asynccontextmanager
+async def _beside(telling: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Tell something while the `with` lasts."""
+    task = asyncio.create_task(telling, name="tell what goes on")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def _accepted(event: CreationAccepted) -> str:
@@ -140,13 +192,8 @@ async def delete_shown(client: Client, name: str, *, timeout: float | None = Non
     """
     if timeout is None:
         timeout = delete_timeout_s((await client.get(name)).spec)
-    telling = asyncio.create_task(_tell_what_is_left(client, name), name="tell what is left")
-    try:
+    async with _beside(_tell_what_is_left(client, name)):
         await client.delete(name, timeout=timeout)
-    finally:
-        telling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await telling
     say(f"{name}: deleted")
 
 
