@@ -38,7 +38,7 @@ def build_library(directory: Path) -> Path:
 
 @dataclass
 class FakeNvml:
-    """The cards of a machine; `facts` are lines as the library reads them, `card` adds one.
+    """The cards of a machine; `facts` are lines as the library reads them, `card` puts one.
 
     What is changed here is seen by processes that run already, at their next call.
     """
@@ -72,7 +72,14 @@ class FakeNvml:
     def card(
         self, uuid: str, total_bytes: int = 80 * GIB, used_bytes: int = 0, name: str = "NVIDIA H200"
     ) -> None:
-        self.says(f"card {uuid} {total_bytes} {used_bytes} {name}")
+        """Add a card, or have it say something else from now on, in one step."""
+        fact = f"card {uuid} {total_bytes} {used_bytes} {name}"
+        known = [number for number, it in enumerate(self.facts) if it.startswith(f"card {uuid} ")]
+        if not known:
+            self.says(fact)
+            return
+        self.facts[known[0]] = fact
+        self.write()
 
     def says(self, *facts: str) -> None:
         """Add facts."""

@@ -215,7 +215,6 @@ async def test_recovery_U12_failed_starts_leave_every_byte_free(host):
 
 async def test_startup_7_refusal_names_free_wanted_and_the_pids_that_hold_the_rest(host, stranger):
     one, _ = host
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=6 * GIB)
     one.nvml.says(f"process {CARD} {stranger.pid} {5 * GIB}")
     await one.start()
@@ -245,7 +244,6 @@ async def test_startup_4_stage_is_not_counted_as_its_own_stranger_and_more_than_
     await one.overseer.hears(lambda it: it.replica_states, "it has its stage")
     pid = one.overseer.shards["a"].pid
     one.nvml.says(f"process {CARD} {pid} {24 * GIB}")
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=24 * GIB)
 
     assert await other.admits(on_card(0.7, name="b"))
@@ -268,7 +266,6 @@ async def test_startup_4_stage_is_not_counted_as_its_own_stranger_and_more_than_
 
 async def test_startup_43_pids_of_another_namespace_are_said_to_be_unknown_and_count(host):
     one, _ = host
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=40 * GIB)
     one.nvml.says(f"process {CARD} {2**22 + 7} {40 * GIB}")
     await one.start()
@@ -282,14 +279,12 @@ async def test_startup_43_pids_of_another_namespace_are_said_to_be_unknown_and_c
 async def test_startup_43_card_of_which_the_driver_lists_nobody_counts_what_is_used(host):
     one, _ = host
     one.nvml.says("error nvmlDeviceGetComputeRunningProcesses 3")
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=40 * GIB)
     await one.start()
 
     assert f"others (pids unknown): {40 * GIB}" in await one.refusal(on_card(0.6))
     await one.overseer.bring_up(on_card(0.5, n=2))
     # As much as it reserved may be its own by now.
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=70 * GIB)
     other = await one.refusal(on_card(0.2, name="b"))
     assert f"others (pids unknown): {30 * GIB}" in other
@@ -339,7 +334,6 @@ async def test_slices_of_ram_of_two_agents_are_different_cards(host):
 
 async def test_startup_39_full_card_is_a_refusal_and_no_other_card_is_touched(host, stranger):
     one, _ = host
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=80 * GIB)
     one.nvml.says(f"process {CARD} {stranger.pid} {80 * GIB}")
     await one.start()
@@ -356,7 +350,6 @@ async def test_startup_39_full_card_is_a_refusal_and_no_other_card_is_touched(ho
 async def test_memory_that_came_free_a_moment_ago_can_be_had(host):
     """Cards are read anew for each reservation, not counted as they were a while ago."""
     one, _ = host
-    one.nvml.says_no_more(f"card {CARD}")
     one.nvml.card(CARD, used_bytes=60 * GIB)
     await one.start(device_interval_s=600.0)
     assert await one.refusal(on_card(0.9))

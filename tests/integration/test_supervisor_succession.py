@@ -342,7 +342,10 @@ async def test_of_two_that_begin_at_once_one_reigns_and_the_other_stands_by(tmp_
             await wait_for(lambda: sum(len(it.reigns) for it in losers) == 1, "the next one does")
 
             (second,) = [it.reigns[0] for it in losers if it.reigns]
-            assert second.epoch > epoch
+            # One with a store of its own may not have seen the short reign: then its number is the
+            # same, and the pairs are told apart by the supervisors' ids.
+            assert second.epoch.number >= epoch.number
+            assert second.epoch != epoch
 
 
 async def test_owner_of_the_state_directory_with_the_same_endpoint_is_waited_for(tmp_path):

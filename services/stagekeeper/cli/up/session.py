@@ -142,8 +142,8 @@ class _Session:
                 say(f"{name}: {error.message}; asking again")
                 await self._clock.sleep(LOOK_AGAIN_S)
             except CliError:
-                # One of ours ended under the creation, which cancels it: no fault of the stages,
-                # unless it goes on.
+                # One of ours ended under the creation, and it could not go on: no fault of the
+                # stages, unless that repeats.
                 if self._deaths == deaths or attempts == MOST_ATTEMPTS:
                     raise
                 say(f"{name}: its start was cut short; asking again")
