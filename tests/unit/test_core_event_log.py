@@ -259,7 +259,7 @@ def test_what_a_worker_knows_of_a_replica_after_a_failure_of_one_stage_is_told()
     assert (event.subject.failure_id, event.subject.stage_id) == ("f1", 0)
     changed = kept(world, kind=K.REPLICA_CHANGED)[-1]
     assert changed.is_warning
-    assert changed.message.startswith("m replica 0 is FAILED (it was READY): 0 of 1 shards READY")
+    assert changed.message.startswith("m replica 0 is FAILED (it was READY): 0 of 1 shard READY")
 
 
 def test_a_deletion_is_told_to_its_end() -> None:

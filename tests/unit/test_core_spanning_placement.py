@@ -137,7 +137,7 @@ def test_the_refusal_names_the_shard_and_the_worker_that_came_closest() -> None:
 
     said = refusal_of(world, replace(spec(), stages=(needy,)))
 
-    assert "no room for shard 1 of m replica 0 on any of 1 other workers; closest is w2" in said
+    assert "no room for shard 1 of m replica 0 on any of 1 other worker; closest is w2" in said
     assert "device gpu-0" in said
     assert world.view() is None
 

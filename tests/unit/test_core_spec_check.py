@@ -226,7 +226,7 @@ def test_shards_want_as_many_workers_as_they_are(workers, passes) -> None:
     else:
         ((path, why),) = problems_of(made)
         assert path == "placement.workers"
-        assert "names 1 workers" in why
+        assert "names 1 worker," in why
         assert "'s0' has 2 shards" in why
 
 

@@ -27,6 +27,7 @@ from stagekeeper.client import (
     NotFound,
     StagekeeperError,
 )
+from stagekeeper.core.counted import noun
 from stagekeeper.v1.deployment_service_pb2 import (
     CreationAccepted,
     Deployment,
@@ -153,9 +154,9 @@ async def _beside(telling: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 def _accepted(event: CreationAccepted) -> str:
     replicas = ", ".join(map(str, event.starting_replicas))
-    noun = "replica" if len(event.starting_replicas) == 1 else "replicas"
+    what = noun(len(event.starting_replicas), "replica")
     kept = "" if event.durable else "; not kept on disk: it is forgotten with the supervisor"
-    return f"{event.deployment}: starting {noun} {replicas}{kept}"
+    return f"{event.deployment}: starting {what} {replicas}{kept}"
 
 
 def deploy_failed(error: DeployFailed, what_to_do: str) -> CliError:

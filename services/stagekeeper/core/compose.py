@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stagekeeper.core.commands import Desired
+from stagekeeper.core.counted import counted, noun
 from stagekeeper.core.ids import DeploymentName
 from stagekeeper.core.model import DeploymentView, ReplicaView
 from stagekeeper.core.next_action import WAITING
@@ -56,7 +57,7 @@ def compose_deployment(
         reason = _still_there(replicas, is_recovering)
     elif state is not DeploymentState.READY:
         ready = sum(it.state is ReplicaState.READY for it in wanted)
-        reason = f"{ready} of {len(wanted)} replicas READY: {_explanation(wanted)}"
+        reason = f"{ready} of {counted(len(wanted), 'replica')} READY: {_explanation(wanted)}"
     return DeploymentView(
         name=name,
         state=state,
@@ -118,8 +119,7 @@ def _still_there(replicas: Sequence[ReplicaView], is_recovering: bool) -> str:
         }
     )
     count = len(shards)
-    what = "1 shard of it is" if count == 1 else f"{count} shards of it are"
-    reason = f"{what} still to be stopped"
+    reason = f"{counted(count, 'shard')} of it {noun(count, 'is', 'are')} still to be stopped"
     if silent:
         more = f" and {len(silent) - WORKERS_SHOWN} more" if len(silent) > WORKERS_SHOWN else ""
         reason += f"; workers that are not heard: {', '.join(silent[:WORKERS_SHOWN])}{more}"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stagekeeper.core import next_action
+from stagekeeper.core.counted import counted
 from stagekeeper.core.ids import Generation, ReplicaKey, StageId
 from stagekeeper.core.model import DeploymentSpec, Failure, ReplicaView, RoutedShard, ShardRecord
 from stagekeeper.core.next_action import NextAction
@@ -218,7 +219,7 @@ class _Findings:
         listed = "; ".join(problems[:PROBLEMS_SHOWN])
         more = len(problems) - PROBLEMS_SHOWN
         listed += f"; and {more} more" if more > 0 else ""
-        return f"{self.ready_count} of {self.shard_count} shards READY: {listed}"
+        return f"{self.ready_count} of {counted(self.shard_count, 'shard')} READY: {listed}"
 
 
 def _because(record: ShardRecord) -> str:

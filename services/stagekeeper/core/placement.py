@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stagekeeper.core.counted import counted
 from stagekeeper.core.ids import DeploymentName, DeviceId, ReplicaIndex, StageId, WorkerId
 from stagekeeper.core.model import DeploymentSpec, Device, MemoryNeed
 from stagekeeper.core.planner import DeviceSum, Holding, admission_report
@@ -365,7 +366,8 @@ def _short_of_room(
     best = max(left, key=lambda it: (min(len(it.cards), len(needs)), it.free_bytes))
     closest = _sums_for(missing, needs, best)
     if len(best.cards) < len(needs):
-        why = f"it needs {len(needs)} cards, and {best.worker_id} has {len(best.cards)} for it"
+        cards = counted(len(needs), "card")
+        why = f"it needs {cards}, and {best.worker_id} has {len(best.cards)} for it"
         refusals = [(NO_DEVICE, why)]
     else:
         refusals = [

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from stagekeeper.core.cluster import Cluster
+from stagekeeper.core.counted import counted
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import DeviceId, ReplicaIndex, ReplicaKey, StageId, WorkerId
 from stagekeeper.core.model import DeploymentSpec, ShardRecord
@@ -263,7 +264,8 @@ def _no_room(
     others = ""
     if spec.worker_count > 1:
         what = f"shard {shortage.shard_index} of {what}"
-        others = " other" if shortage.shard_index else ""
+        others = "other " if shortage.shard_index else ""
+    workers = counted(shortage.offer_count, f"{others}worker")
     aside = f" (of {count} to start; nothing is started)" if count > 1 else ""
     said = "; ".join(message for _, message in shortage.refusals[:CARDS_SHOWN])
     parts = [
@@ -277,8 +279,7 @@ def _no_room(
     ]
     return Obstacle(
         Reason.ADMISSION_REFUSED,
-        f"no room for {what}{aside} on any of {shortage.offer_count}{others} workers; closest is "
-        f"{shortage.worker_id}: {said}",
+        f"no room for {what}{aside} on any of {workers}; closest is {shortage.worker_id}: {said}",
         (*parts, *_unfit_parts(unfit)),
         worker_id=shortage.worker_id,
     )

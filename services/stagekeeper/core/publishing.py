@@ -16,6 +16,7 @@ from dataclasses import replace
 from stagekeeper.core.cluster import Cluster, Moved
 from stagekeeper.core.commands import ChangeKind, PublishChange
 from stagekeeper.core.compose import deployment_state
+from stagekeeper.core.counted import counted
 from stagekeeper.core.event_log import EventKind, PublishEvent, Subject, of_replica
 from stagekeeper.core.ids import DeploymentName, ReplicaKey
 from stagekeeper.core.model import ReplicaView
@@ -40,7 +41,7 @@ def begin(cluster: Cluster) -> None:
         cluster.deployment_states[name] = state, since
     message = f"reign {cluster.epoch} began"
     if cluster.hold_until is not None:
-        who = f"{len(cluster.awaited)} workers" if cluster.awaited else "whoever was there"
+        who = counted(len(cluster.awaited), "worker") if cluster.awaited else "whoever was there"
         message += f"; it waits for {who}, {cluster.hold_until - cluster.now:g} s at most"
     cluster.log(EventKind.REIGN_BEGAN, message)
     cluster.news.clear()  # nobody can be watching yet
@@ -110,9 +111,8 @@ def _tell_deployment(cluster: Cluster, name: DeploymentName, *, is_learned: bool
         told += f" (it was {before[0]})"
     counts = cluster.states_of(name)
     if state is not DeploymentState.READY and counts:
-        count = sum(counts.values())
-        noun = "replica" if count == 1 else "replicas"
-        told += f": {counts[ReplicaState.READY]} of {count} {noun} READY"
+        of_all = counted(sum(counts.values()), "replica")
+        told += f": {counts[ReplicaState.READY]} of {of_all} READY"
     is_warning = state in _WORRYING_DEPLOYMENTS and not cluster.is_recovering
     cluster.log(EventKind.DEPLOYMENT_CHANGED, told, Subject(deployment=name), is_warning=is_warning)
 

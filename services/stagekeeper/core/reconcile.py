@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.commands import CancelOperation, CommitOperation, StopSlot
+from stagekeeper.core.counted import counted, noun
 from stagekeeper.core.event_log import EventKind
 from stagekeeper.core.ids import (
     DeploymentName,
@@ -178,7 +179,8 @@ def end_recovery(cluster: Cluster) -> None:
 
 def _log_end_of_recovery(cluster: Cluster) -> None:
     count = len(cluster.workers)
-    told = f"the supervisor holds still no longer: {count} workers have registered"
+    told = "the supervisor holds still no longer: "
+    told += f"{counted(count, 'worker')} {noun(count, 'has', 'have')} registered"
     if cluster.awaited:
         missing = list(cluster.awaited)
         told += f", and the time is over for {', '.join(missing[:WORKERS_NAMED])}"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
+from stagekeeper.core.counted import counted
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.field_check import (
     count_problem,
@@ -171,8 +172,8 @@ def _too_few_workers(spec: DeploymentSpec) -> str:
         return ""
     most = max(spec.stages, key=lambda stage: stage.shard_count)
     return (
-        f"names {len(workers)} workers, and stage {shown(most.name)} has {most.shard_count} "
-        "shards, each on a worker of its own: name more, or none"
+        f"names {counted(len(workers), 'worker')}, and stage {shown(most.name)} has "
+        f"{most.shard_count} shards, each on a worker of its own: name more, or none"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.commands import StopSlot
+from stagekeeper.core.counted import counted, noun
 from stagekeeper.core.event_log import EventKind, of_replica, of_worker
 from stagekeeper.core.events import AgentProbed
 from stagekeeper.core.states import WorkerState
@@ -36,7 +37,7 @@ _OF_SILENCE: Final = {
 def log_registration(cluster: Cluster, old: Worker | None, worker: Worker) -> None:
     """Tell who registered, unless it is a worker that is known and was heard all the time."""
     worker_id, report = worker.worker_id, worker.report
-    held = f"{len(worker.shards)} shards"
+    held = counted(len(worker.shards), "shard")
     if old is None:
         how = "is back" if worker_id in cluster.awaited else "joined"
         told = f"worker {worker_id} {how} from {report.hostname or 'its host'} with {held}"
@@ -51,7 +52,9 @@ def log_registration(cluster: Cluster, old: Worker | None, worker: Worker) -> No
         cluster.log_return(old, cluster.now)
     refused = worker.checked.refused
     if refused and (old is None or old.checked.refused != refused):
-        told = f"{len(refused)} entries of worker {worker_id} were refused: {refused[0].message}"
+        entries = counted(len(refused), "entry", "entries")
+        were = noun(len(refused), "was", "were")
+        told = f"{entries} of worker {worker_id} {were} refused: {refused[0].message}"
         cluster.log(EventKind.ENTRIES_REFUSED, told, of_worker(worker_id), is_warning=True)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagekeeper.core.counted import counted
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -32,7 +34,7 @@ def seconds(value: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """Write `1 replica`, `2 replicas`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return counted(number, noun)
 
 
 def enum_name(enum: Any, number: int, prefix: str) -> str:
