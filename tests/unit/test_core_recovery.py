@@ -425,7 +425,10 @@ def test_a_failure_that_the_log_forgets_is_told_no_more() -> None:
     another = failed(1, "another", "f2")
     other = replace(another, origin=replace(another.origin, deployment="other"))
 
-    world.register(failures=(other,))
+    world.register()
+    assert world.replica().reason.endswith(DIED)
+
+    world.register(failures=(other,), revision=2)
 
     assert world.replica().reason == "no worker that is registered reports it"
 
