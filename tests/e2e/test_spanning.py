@@ -281,7 +281,8 @@ async def test_gang_that_waits_for_its_turn_says_so_and_comes_up_after_the_other
     gate = cluster.directory / "gate"
     async with cluster.client() as client:
         first = asyncio.create_task(client.deploy(gang(cluster, "first", gate=str(gate))))
-        await wait_for(lambda: len(cluster.stage_processes()) == 2, "the first one loads")
+        marks = [cluster.directory / "meet" / f"first.front.{shard}.here" for shard in (0, 1)]
+        await wait_for(lambda: all(it.exists() for it in marks), "both shards of the first load")
         second = asyncio.create_task(client.deploy(gang(cluster, "second")))
 
         async def is_told() -> bool:
