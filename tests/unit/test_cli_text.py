@@ -439,7 +439,19 @@ def test_failed_replica_is_told_with_its_log_and_its_rollback():
         message="stage words failed in LOAD",
         failure=failure,
         rollback=[
-            types.RollbackEntry(stage_id=0, cleaned=True, duration_s=0.3),
+            types.RollbackEntry(
+                stage_id=0,
+                stage_name="words",
+                worker_id="agent-1",
+                was=types.SHARD_STATE_STARTING,
+                phase=types.PHASE_LOAD,
+                cleaned=True,
+                ending=types.ROLLBACK_ENDING_KILLED,
+                duration_s=0.3,
+                memory_before_bytes=3 * 2**30,
+                memory_after_bytes=2**30,
+            ),
+            types.RollbackEntry(stage_id=1, cleaned=True, duration_s=0.2),
             types.RollbackEntry(stage_id=2, cleaned=False, error="it does not die"),
         ],
     )
@@ -450,8 +462,12 @@ def test_failed_replica_is_told_with_its_log_and_its_rollback():
     assert "    | line 29" in lines
     assert "    | line 10" in lines
     assert "    | line 9" not in lines
-    assert "  rolled back: stage 0 in 0.3 s" in lines
-    assert "  rolled back: stage 2 NOT stopped: it does not die" in lines
+    assert (
+        "  rolled back: words on agent-1, STARTING(LOAD): killed, gone in 0.3 s, "
+        "its cards 3 GiB -> 1 GiB" in lines
+    )
+    assert "  rolled back: stage 1: gone in 0.2 s" in lines
+    assert "  rolled back: stage 2: NOT stopped: it does not die" in lines
     assert "Traceback: deep" in remote_tracebacks([replica])
 
 

@@ -11,10 +11,10 @@ import pytest
 from stagekeeper.core.commands import StopSlot
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.event_log import LONGEST_MESSAGE, EventKind, PublishEvent
-from stagekeeper.core.ids import ChangeRevision, Epoch
-from stagekeeper.core.model import RefusedEntry
+from stagekeeper.core.ids import ChangeRevision, Epoch, StageId, WorkerId
+from stagekeeper.core.model import RefusedEntry, RollbackRecord
 from stagekeeper.core.settings import RegistrySettings
-from stagekeeper.core.states import OperationState, ShardState
+from stagekeeper.core.states import OperationState, RollbackEnding, ShardState
 from tests.plain import AgentProbed, Failure, FailureOrigin, FailureReported, SlotStopped
 from tests.worlds import (
     REIGN,
@@ -245,6 +245,28 @@ def test_a_start_that_fails_ends_with_its_failure_recorded_once() -> None:
     ]  # fmt: skip
     assert all(it.is_warning for it in only(PublishEvent, commands))
     assert kinds(world.apply(FailureReported("w1", 1, death()))) == []
+
+
+def test_the_end_of_a_failed_start_tells_what_was_rolled_back_and_how() -> None:
+    world = World()
+    world.register()
+    (plan,) = world.deploy(spec())
+    rollback = (
+        RollbackRecord(
+            StageId(0),
+            cleaned=True,
+            duration_s=0.31,
+            stage_name="first",
+            worker_id=WorkerId("w1"),
+            ending=RollbackEnding.KILLED,
+        ),
+        RollbackRecord(StageId(1), cleaned=False, error="it does not die"),
+    )
+
+    world.end(plan, OperationState.ROLLED_BACK, failure=death(), rollback=rollback)
+
+    (ended,) = kept(world, kind=K.START_ENDED)
+    assert ended.message.endswith("; rolled back: first on w1 (KILLED in 0.3 s), stage 1 (LEFT)")
 
 
 def test_what_a_worker_knows_of_a_replica_after_a_failure_of_one_stage_is_told() -> None:

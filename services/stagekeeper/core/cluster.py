@@ -50,7 +50,7 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.model import DeploymentView, Failure, ReplicaView, ShardRecord
-from stagekeeper.core.operations import FailureNote, Operation, OperationBook
+from stagekeeper.core.operations import FailureNote, Operation, OperationBook, rollback_story
 from stagekeeper.core.pending import PendingWork
 from stagekeeper.core.settings import RegistrySettings
 from stagekeeper.core.states import DeploymentState, ReplicaState, WorkerState
@@ -359,7 +359,7 @@ class Cluster:
         worker_id = operation.start.worker_ids[0] if note is None else note.worker_id
         self.log(
             EventKind.START_ENDED,
-            ending if note is None else note.message,
+            ending if note is None else note.message + rollback_story(note.rollback),
             of_replica(replica, worker_id),
             is_warning=note is not None,
         )

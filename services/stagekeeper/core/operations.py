@@ -237,6 +237,17 @@ def failure_note(
     return FailureNote(start.generation, worker_id, f"{where}: {why}", failure, rollback)
 
 
+def rollback_story(rollback: Iterable[RollbackRecord]) -> str:
+    """Tell in a few words what a rollback did; empty when there was nothing to undo."""
+    told = []
+    for entry in rollback:
+        stage = entry.stage_name or f"stage {entry.stage_id}"
+        place = f" on {entry.worker_id}" if entry.worker_id else ""
+        how = f"{entry.ending or 'gone'} in {entry.duration_s:.1f} s" if entry.cleaned else "LEFT"
+        told.append(f"{stage}{place} ({how})")
+    return f"; rolled back: {', '.join(told)}" if told else ""
+
+
 def interruption_note(start: ReplicaStart, worker_id: WorkerId, why: str) -> FailureNote:
     """Tell the story of a start that nobody goes on with."""
     where = f"worker {worker_id}{_shard_of(start, worker_id)}"

@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from stagekeeper.cli.text import states
-from stagekeeper.cli.text.amounts import seconds
+from stagekeeper.cli.text.amounts import seconds, size
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
 
 LOG_LINES_SHOWN: Final = 20
+
+_ENDINGS: Final = {
+    types.ROLLBACK_ENDING_WAS_GONE: "had ended already, ",
+    types.ROLLBACK_ENDING_ASKED: "asked to end, ",
+    types.ROLLBACK_ENDING_KILLED: "killed, ",
+}
 
 
 def failure_lines(failures: Sequence[pb2.ReplicaFailure]) -> list[str]:
@@ -49,10 +55,21 @@ def exit_text(failure: types.Failure) -> str:
 
 
 def _rollback_line(entry: types.RollbackEntry) -> str:
-    if entry.cleaned and not entry.error:
-        return f"  rolled back: stage {entry.stage_id} in {seconds(entry.duration_s)}"
-    state = "stopped, with an error" if entry.cleaned else "NOT stopped"
-    return f"  rolled back: stage {entry.stage_id} {state}: {entry.error}"
+    """Write what became of one stage: what it was, how it ended, how long that took, the memory."""
+    stage = entry.stage_name or f"stage {entry.stage_id}"
+    place = f" on {entry.worker_id}" if entry.worker_id else ""
+    phase = states.phase(entry.phase)
+    was = f", {states.shard_state(entry.was)}{f'({phase})' if phase else ''}" if entry.was else ""
+    if not entry.cleaned:
+        return f"  rolled back: {stage}{place}{was}: NOT stopped: {entry.error}"
+    ending = _ENDINGS.get(entry.ending, "")
+    memory = ""
+    if entry.HasField("memory_before_bytes") and entry.HasField("memory_after_bytes"):
+        before, after = size(entry.memory_before_bytes), size(entry.memory_after_bytes)
+        memory = f", its cards {before} -> {after}"
+    error = f"; with an error: {entry.error}" if entry.error else ""
+    took = seconds(entry.duration_s)
+    return f"  rolled back: {stage}{place}{was}: {ending}gone in {took}{memory}{error}"
 
 
 def remote_tracebacks(failures: Sequence[pb2.ReplicaFailure]) -> str:
