@@ -52,7 +52,24 @@ CREATION_POINTS = (
 )
 
 
-@pytest.mark.parametrize("point", START_POINTS)
+# `test_spanning_kills` takes each of two agents through all of them; here is one of each kind.
+SHORT_START_POINTS = (
+    "reserve-written",
+    "spawned",
+    "pid-written",
+    "peers-pushed",
+    "commit-half-written",
+    "ready-written#3",
+)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(it, marks=() if it in SHORT_START_POINTS else pytest.mark.soak)
+        for it in START_POINTS
+    ],
+)
 async def test_agent_killed_during_a_start(cluster: Cluster, point: str) -> None:
     await cluster.start_supervisor()
     await cluster.start_agent(env={KILL_AT: point})

@@ -143,6 +143,16 @@ class Overseer(DiscoveryServiceServicer, SupervisorServiceServicer):
 
         return await wait_for(look, what)
 
+    async def has_heard(
+        self, condition: Callable[[pb.RegisterWorkerRequest], Any], what: str
+    ) -> pb.RegisterWorkerRequest:
+        """Wait for a registration that may be followed by others soon: what is settled goes."""
+
+        def look() -> pb.RegisterWorkerRequest | None:
+            return next((it for it in reversed(self.registrations) if condition(it)), None)
+
+        return await wait_for(look, what)
+
     # --- what it commands
 
     @property

@@ -288,7 +288,7 @@ async def test_rollback_tells_what_was_up_how_it_ended_and_the_memory(overseer, 
 
     os.kill(overseer.shards["stubborn"].pid, signal.SIGSTOP)  # it will not hear a word
     os.kill(overseer.shards["dead"].pid, signal.SIGKILL)
-    done = await overseer.hears(
+    done = await overseer.has_heard(
         lambda it: it.operations and it.operations[0].state == ROLLED_BACK, "it is rolled back"
     )
 

@@ -183,7 +183,9 @@ def test_endpoint_that_nobody_can_dial_is_refused_at_once(endpoint, said):
     assert [path for path, _ in caught.value.violations] == ["endpoint"]
 
 
-@pytest.mark.parametrize("endpoint", ["box:1", "[::1]:7070", "box.example:65535"])
+@pytest.mark.parametrize(
+    "endpoint", ["box:1", "[::1]:7070", "box.example:65535", "dns://10.0.0.2:53/supervisor:7070"]
+)
 def test_endpoint_that_can_be_dialled_is_taken(endpoint):
     assert Client(endpoint).endpoint == endpoint
 

@@ -10,9 +10,17 @@ from typing import Final
 DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
 ENDPOINT_ENV: Final = "STAGEKEEPER_ENDPOINT"
 
+_SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
+"""Of gRPC's names, https://github.com/grpc/grpc/blob/master/doc/naming.md"""
+
 
 def endpoint_problem(endpoint: str) -> str:
-    """Say why nobody can be dialled at an endpoint, and what to write; empty when it is sound."""
+    """Say why nobody can be dialled at an endpoint, and what to write; empty when it is sound.
+
+    It is `host:port`, or a name that gRPC resolves by its scheme (`dns:…`, `unix:…`).
+    """
+    if endpoint.startswith(_SCHEMES):
+        return ""
     host, separator, port = endpoint.rpartition(":")
     if not host or not separator:
         return f"{endpoint!r} is not host:port: write it as {DEFAULT_ENDPOINT}"
