@@ -271,3 +271,31 @@ async def _listening_address(pid: int) -> str:
 
     (port,) = await wait_for(look, "a listening port")
     return f"127.0.0.1:{port}"
+
+
+# --- named cards
+
+
+async def test_recovery_U17_two_replicas_of_two_named_cards_each_lie_beside_each_other(
+    cluster: Cluster,
+) -> None:
+    """The pool holds more than the named cards; neither replica is refused for its sibling."""
+    await cluster.start_supervisor()
+    await cluster.start_agent(devices=[f"cpu:{number}=1GiB" for number in range(6)])
+    named = [f"cpu:{number}" for number in range(1, 5)]
+    spec = {
+        **echo("m", replicas=2, devices=[0, 1], memory={"utilization": 0.9}),
+        "placement": {"device_pool": named},
+    }
+    async with cluster.client() as client:
+        await client.deploy(spec)
+
+        found = await cluster.all_ready("m", 2, client)
+
+        cards = [
+            [claim.device_id for shard in replica.shards for claim in shard.record.devices]
+            for replica in found.replicas
+        ]
+        assert cards == [named[:2], named[2:]]
+        await client.delete("m")
+    await cluster.no_stage_left()
