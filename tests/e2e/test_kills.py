@@ -52,7 +52,7 @@ CREATION_POINTS = (
 )
 
 
-# `test_spanning_kills` takes each of two agents through all of them; here is one of each kind.
+# `test_agent_crash_points` takes an agent through all of them; here is one of each kind.
 SHORT_START_POINTS = (
     "reserve-written",
     "spawned",

@@ -79,7 +79,17 @@ SUPERVISOR_POINTS = (
 SUPERVISOR_ROLLBACK_POINTS = ("step-failed", "part-undone")
 
 
-@pytest.mark.parametrize("point", START_POINTS)
+SHORT_NODES = (NODES[0], *(pytest.param(node, marks=pytest.mark.soak) for node in NODES[1:]))
+
+
+# Every second point in the short run: `test_agent_crash_points` takes an agent through all of them.
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=pytest.mark.soak if number % 2 else ())
+        for number, point in enumerate(START_POINTS)
+    ],
+)
 async def test_each_agent_killed_during_a_start_goes_on_with_it(
     cluster: Cluster, point: str
 ) -> None:
@@ -132,7 +142,7 @@ async def _killed_and_undone(cluster: Cluster, client: Client, spec: Spec, node:
     await nothing_left(cluster, client)
 
 
-@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("node", SHORT_NODES)
 @pytest.mark.parametrize("point", ["rollback-written", "clean-written", "rolled-back"])
 async def test_agent_killed_while_a_start_is_cancelled_ends_that(
     cluster: Cluster, node: str, point: str
@@ -154,7 +164,7 @@ async def test_agent_killed_while_a_start_is_cancelled_ends_that(
         await whole(cluster, client, spec)
 
 
-@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("node", SHORT_NODES)
 @pytest.mark.parametrize("point", STOP_POINTS)
 async def test_agent_killed_while_a_replica_is_stopped_ends_that(
     cluster: Cluster, node: str, point: str
