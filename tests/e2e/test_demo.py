@@ -82,6 +82,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.mark.soak
 async def test_two_demos_at_once_keep_every_law_and_leave_nothing(directory: Path) -> None:
     (directory / "a").mkdir()
     (directory / "b").mkdir()

@@ -217,6 +217,7 @@ async def test_recovery_U4_old_heartbeat_that_fails_after_the_move_to_the_next_e
         assert connections_of(agent) == [1, 2]
 
 
+@pytest.mark.soak
 async def test_heartbeat_replies_later_than_their_deadline_are_ignored_and_then_forgotten(
     wired: WiredCluster,
 ) -> None:

@@ -38,6 +38,7 @@ def half_open(proxy: TcpProxy) -> None:
     proxy.half_open()
 
 
+@pytest.mark.soak
 async def test_watch_that_is_never_answered_over_a_living_connection_is_opened_again(
     wired: WiredCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ async def reset_storm(agent: Agent, proxy: TcpProxy, rounds: int) -> None:
         generation = await agent.registered_again(generation)
 
 
+@pytest.mark.soak
 async def test_recovery_U33_storm_of_resets_leaves_files_and_tasks_flat(tmp_path: Path) -> None:
     async with (
         wired(tmp_path, heartbeat_s=0.02) as (reigns, proxy),
@@ -176,6 +177,7 @@ async def test_waits_between_reconnects_are_jittered(tmp_path: Path) -> None:
         assert gaps[-1] - gaps[0] > 0.04  # waits of 0 to 0.1 s, evenly
 
 
+@pytest.mark.soak
 async def test_large_registration_passes_a_slow_link_and_beats_go_on(tmp_path: Path) -> None:
     record = shard_from_proto(shard("m"))
     agent_shards = tuple(
