@@ -43,7 +43,7 @@ class FakeNvml:
     What is changed here is seen by processes that run already, at their next call.
     """
 
-    library: Path
+    built_in: Path
     directory: Path
     facts: list[str] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class FakeNvml:
     def env(self) -> dict[str, str]:
         """What a process needs in its environment to see these cards."""
         return {
-            "LD_LIBRARY_PATH": str(self.library),
+            "LD_LIBRARY_PATH": str(self.built_in),
             "FAKE_NVML": str(self._file),
             "FAKE_NVML_CALLS": str(self._calls),
         }
