@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -143,22 +144,50 @@ async def test_cancelled_operation_is_never_told_to_an_agent_that_does_not_know_
     await executor.stop()
 
 
-@pytest.mark.parametrize("incarnation", [1, 3, None])
-async def test_command_for_another_life_of_a_worker_is_never_said(incarnation):
-    meant = AgentTarget("w1", 2, "127.0.0.1:1")  # type: ignore[arg-type]
-    now = None if incarnation is None else AgentTarget(meant.worker_id, incarnation, meant.address)
+def calls_to(target_of: Callable[[], AgentTarget | None]) -> AgentCalls:
+    """Calls to the only agent, which reach nobody: the attempts are the test's own."""
     channels: Any = None
-    calls = AgentCalls(
+    return AgentCalls(
         ClusterName("default"),
         epoch_of=lambda: REIGN,
-        target_of=lambda _: now,
+        target_of=lambda _: target_of(),
         channels=channels,
         clock=VirtualClock(),
     )
+
+
+Attempt = Callable[[AgentTarget], Coroutine[Any, Any, None]]
+
+
+def noted() -> tuple[Attempt, list[AgentTarget]]:
+    """An attempt that succeeds, and the targets that it was made at."""
     said: list[AgentTarget] = []
 
     async def attempt(target: AgentTarget) -> None:
         said.append(target)
+
+    return attempt, said
+
+
+def unanswered() -> tuple[Attempt, asyncio.Event]:
+    """An attempt that lasts until it is ended, and whether it was."""
+    was_ended = asyncio.Event()
+
+    async def attempt(target: AgentTarget) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_ended.set()
+
+    return attempt, was_ended
+
+
+@pytest.mark.parametrize("incarnation", [1, 3, None])
+async def test_command_for_another_life_of_a_worker_is_never_said(incarnation):
+    meant = AgentTarget("w1", 2, "127.0.0.1:1")  # type: ignore[arg-type]
+    now = None if incarnation is None else AgentTarget(meant.worker_id, incarnation, meant.address)
+    calls = calls_to(lambda: now)
+    attempt, said = noted()
 
     with pytest.raises(AgentError) as caught:
         await calls.persist(meant, attempt, limit_s=0.0)
@@ -170,18 +199,8 @@ async def test_command_for_another_life_of_a_worker_is_never_said(incarnation):
 async def test_command_goes_to_the_newest_address_of_the_same_life():
     meant = AgentTarget("w1", 2, "127.0.0.1:1")  # type: ignore[arg-type]
     moved = AgentTarget(meant.worker_id, 2, "127.0.0.1:2")
-    channels: Any = None
-    calls = AgentCalls(
-        ClusterName("default"),
-        epoch_of=lambda: REIGN,
-        target_of=lambda _: moved,
-        channels=channels,
-        clock=VirtualClock(),
-    )
-    said: list[AgentTarget] = []
-
-    async def attempt(target: AgentTarget) -> None:
-        said.append(target)
+    calls = calls_to(lambda: moved)
+    attempt, said = noted()
 
     await calls.persist(meant, attempt, limit_s=0.0)
 
@@ -191,21 +210,8 @@ async def test_command_goes_to_the_newest_address_of_the_same_life():
 async def test_recovery_R22_command_under_way_ends_when_its_worker_begins_another_life():
     meant = AgentTarget("w1", 1, "127.0.0.1:1")  # type: ignore[arg-type]
     now = meant
-    channels: Any = None
-    calls = AgentCalls(
-        ClusterName("default"),
-        epoch_of=lambda: REIGN,
-        target_of=lambda _: now,
-        channels=channels,
-        clock=VirtualClock(),
-    )
-    was_ended = asyncio.Event()
-
-    async def attempt(target: AgentTarget) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            was_ended.set()
+    calls = calls_to(lambda: now)
+    attempt, was_ended = unanswered()
 
     saying = asyncio.create_task(calls.persist(meant, attempt, limit_s=600.0))
     await calls.clock.settle()  # type: ignore[attr-defined]
@@ -224,21 +230,8 @@ async def test_recovery_R22_command_under_way_ends_when_its_worker_begins_anothe
 
 async def test_command_under_way_ends_with_whoever_says_it():
     meant = AgentTarget("w1", 1, "127.0.0.1:1")  # type: ignore[arg-type]
-    channels: Any = None
-    calls = AgentCalls(
-        ClusterName("default"),
-        epoch_of=lambda: REIGN,
-        target_of=lambda _: meant,
-        channels=channels,
-        clock=VirtualClock(),
-    )
-    was_ended = asyncio.Event()
-
-    async def attempt(target: AgentTarget) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            was_ended.set()
+    calls = calls_to(lambda: meant)
+    attempt, was_ended = unanswered()
 
     before = asyncio.all_tasks()
     saying = asyncio.create_task(calls.persist(meant, attempt, limit_s=600.0))
