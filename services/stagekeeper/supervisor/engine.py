@@ -17,25 +17,15 @@ from typing import TypeVar
 import structlog
 
 from stagekeeper.core.commands import (
-    CancelOperation,
     Command,
-    CommitOperation,
-    EndRun,
-    EntombDeployment,
     HeartbeatAnswered,
-    LookForReign,
-    ProbeAgent,
     PublishChange,
-    RejoinOperation,
-    RemoveOperation,
     Reply,
     SaveDeployment,
     SaveEpoch,
-    SaveFailure,
     SaveOperation,
     SaveRoster,
     StartOperation,
-    StopSlot,
     Work,
     Write,
 )
@@ -51,25 +41,6 @@ from stagekeeper.supervisor.store import EpochLost, Store, StoreFailed
 _log = structlog.get_logger(__name__)
 
 R = TypeVar("R", bound=Reply)
-
-_WRITES = (
-    SaveDeployment,
-    EntombDeployment,
-    SaveEpoch,
-    SaveFailure,
-    SaveOperation,
-    RemoveOperation,
-)
-_WORK = (
-    ProbeAgent,
-    StopSlot,
-    StartOperation,
-    RejoinOperation,
-    EndRun,
-    CommitOperation,
-    CancelOperation,
-    LookForReign,
-)
 
 
 class Engine:
@@ -180,12 +151,12 @@ class Engine:
                 has_changes = True
             elif isinstance(command, PublishEvent):
                 has_news = True
-            elif isinstance(command, _WORK):
+            elif isinstance(command, Work):
                 work.append(command)
-            elif isinstance(command, _WRITES):
-                writes.append(command)
             elif isinstance(command, SaveRoster):
                 self._unwritten_roster = command
+            elif isinstance(command, Write):
+                writes.append(command)
             else:
                 reply = command
         if self._unwritten_roster and any(isinstance(it, StartOperation) for it in work):
