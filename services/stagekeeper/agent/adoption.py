@@ -32,7 +32,6 @@ from stagekeeper.agent.records import RecordStore, StageRecord, open_process
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
-from stagekeeper.core.ids import DeploymentName, ReplicaIndex, SlotKey, StageId
 from stagekeeper.core.model import Failure
 from stagekeeper.core.states import ShardState
 from stagekeeper.runtime.process import ProcessHandle, boot_id
@@ -167,15 +166,7 @@ class Adoption:
     def _usable(self, file: OperationFile) -> OperationFile:
         """Take the plan from an operation that cannot go on: of one of its stages too little is
         known, since its record is damaged, and nothing is started beside a process of it."""
-        unclear = {
-            SlotKey(
-                DeploymentName(it.launch.deployment),
-                ReplicaIndex(it.launch.replica_index),
-                StageId(it.launch.stage_id),
-            )
-            for it in self._record_store.damaged
-            if it.launch is not None
-        }
+        unclear = {it.slot for it in self._record_store.damaged}
         if unclear.isdisjoint(file.slots):
             return file
         return msgspec.structs.replace(file, plan=None)

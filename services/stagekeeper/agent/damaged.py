@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from stagekeeper.core.ids import InstanceId
+from stagekeeper.core.ids import DeploymentName, InstanceId, ReplicaIndex, SlotKey, StageId
 from stagekeeper.runtime.launch import INSTANCE_ENV, LAUNCH_FILE, LOG_FILE, Launch, read_launch
 from stagekeeper.runtime.process import ProcessIdentity, is_alive, members_by
 
@@ -42,6 +42,15 @@ class DamagedRecord:
     @property
     def log_path(self) -> Path:
         return self.path.with_name(LOG_FILE)
+
+    @property
+    def slot(self) -> SlotKey | None:
+        it = self.launch
+        if it is None:
+            return None
+        return SlotKey(
+            DeploymentName(it.deployment), ReplicaIndex(it.replica_index), StageId(it.stage_id)
+        )
 
     @property
     def name(self) -> str:

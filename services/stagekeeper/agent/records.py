@@ -19,14 +19,7 @@ import structlog
 from stagekeeper.agent.damaged import DamagedRecord, damaged_record
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_durably
-from stagekeeper.core.ids import (
-    DeploymentName,
-    Generation,
-    InstanceId,
-    ReplicaIndex,
-    SlotKey,
-    StageId,
-)
+from stagekeeper.core.ids import Generation, InstanceId, SlotKey
 from stagekeeper.core.model import Peer, ShardRecord
 from stagekeeper.core.states import Phase
 from stagekeeper.runtime.launch import (
@@ -153,14 +146,9 @@ class RecordStore:
 
         Of a folder in which nothing can be read nothing is known, and it is left as it is.
         """
-        launch = damaged.launch
-        if launch is None:
+        slot = damaged.slot
+        if slot is None:
             return
-        slot = SlotKey(
-            DeploymentName(launch.deployment),
-            ReplicaIndex(launch.replica_index),
-            StageId(launch.stage_id),
-        )
         # Its generation is not known: the first to make room for another.
         ended = EndedInstance(slot, damaged.instance_id, (0, "", 0, 0))
         write_durably(damaged.path.with_name(ENDED_FILE), msgspec.json.encode(ended))
