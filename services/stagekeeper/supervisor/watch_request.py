@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from stagekeeper.core.errors import FieldProblem, bad_fields
+from stagekeeper.core.field_check import length_problem, named
 from stagekeeper.core.ids import ChangeRevision, DeploymentName
-from stagekeeper.core.limits import LONGEST_ID, MOST_EVENTS
+from stagekeeper.core.limits import MOST_EVENTS
 from stagekeeper.core.names import name_problem
 from stagekeeper.runtime.convert import revision_from_proto
 from stagekeeper.supervisor.watchers import WatchChoice
@@ -18,7 +19,7 @@ from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 from stagekeeper.v1 import types_pb2
 
 DEFAULT_EVENTS: Final = 100
-"""In a snapshot; a supervisor keeps no more by default."""
+"""In a snapshot, where no number is named."""
 
 _ROUTES = frozenset(
     {
@@ -67,7 +68,4 @@ def _revision_problems(revision: types_pb2.ChangeRevision) -> list[FieldProblem]
     if not supervisor_id:
         problem = "is missing: leave `after` out to begin with a snapshot"
         return [FieldProblem("after.epoch.supervisor_id", problem)]
-    if len(supervisor_id) > LONGEST_ID:
-        problem = f"has {len(supervisor_id)} characters, at most {LONGEST_ID} are taken"
-        return [FieldProblem("after.epoch.supervisor_id", problem)]
-    return []
+    return list(named([("after.epoch.supervisor_id", length_problem(supervisor_id))]))
