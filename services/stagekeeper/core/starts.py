@@ -156,8 +156,7 @@ def give_up_missing(cluster: Cluster) -> None:
     """
     for operation in list(cluster.operations.by_id.values()):
         start = operation.start
-        desired = cluster.desired.get(start.replica.deployment)
-        if desired is None or start.replica.index >= desired.spec.replicas:
+        if not _is_wanted(cluster, start):
             cluster.finish(operation, None, f"the start of {start.replica} is of no wish any more")
             cluster.due.update(dict.fromkeys(start.worker_ids))
             continue
@@ -269,8 +268,7 @@ def _join(cluster: Cluster, operation: Operation) -> None:
     What is left of earlier starts has to go before, and not while the supervisor holds still.
     """
     start = operation.start
-    desired = cluster.desired.get(start.replica.deployment)
-    if desired is None or start.replica.index >= desired.spec.replicas:
+    if not _is_wanted(cluster, start):
         return
     if not all(is_here(cluster, worker_id) for worker_id in start.worker_ids):
         return
@@ -279,6 +277,11 @@ def _join(cluster: Cluster, operation: Operation) -> None:
         return
     if _has_turn(cluster, operation):
         _carry_out(cluster, operation)
+
+
+def _is_wanted(cluster: Cluster, start: ReplicaStart) -> bool:
+    desired = cluster.desired.get(start.replica.deployment)
+    return desired is not None and start.replica.index < desired.spec.replicas
 
 
 def _has_turn(cluster: Cluster, operation: Operation) -> bool:
