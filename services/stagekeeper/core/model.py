@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stagekeeper.core.counted import noun
 from stagekeeper.core.ids import (
     NO_EPOCH,
     DeploymentName,
@@ -482,7 +483,7 @@ class ReplicaStart:
     @property
     def where(self) -> str:
         """Its workers, for people."""
-        return f"worker{'s' if self.is_spanning else ''} {', '.join(self.worker_ids)}"
+        return f"{noun(len(self.parts), 'worker')} {', '.join(self.worker_ids)}"
 
     def part_of(self, worker_id: WorkerId) -> OperationPlan:
         """Return what a worker has of it; the worker is one of `worker_ids`."""

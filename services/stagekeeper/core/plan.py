@@ -129,11 +129,11 @@ def plan_deployment(cluster: Cluster, spec: DeploymentSpec, now: float) -> Plan:
             gone |= {ReplicaKey(spec.name, it) for it in cluster.indexes.get(spec.name, ())}
         placing, no_room = _place(cluster, spec, starting, gone)
         obstacles += [] if no_room is None else [no_room]
-    is_wanted = desired is not None and not desired.is_deleting
+    is_wanted = desired is not None and not desired.is_deleting and is_same_wish(desired.spec, spec)
     return Plan(
         spec=spec,
         groups=_groups(cluster, spec),
-        exists=is_wanted and desired is not None and is_same_wish(desired.spec, spec),
+        exists=is_wanted,
         starting=tuple(starting),
         kept=tuple(kept),
         placing=placing,
