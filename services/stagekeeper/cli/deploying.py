@@ -19,7 +19,7 @@ from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds
 from stagekeeper.cli.text.failures import failure_lines, remote_tracebacks
 from stagekeeper.cli.text.progress_view import progress_view
-from stagekeeper.cli.text.status import own_reason
+from stagekeeper.cli.text.status import awaited_names, own_reason
 from stagekeeper.client import (
     Client,
     DeployFailed,
@@ -42,7 +42,6 @@ first, and a start under way is undone before."""
 
 _LOOK_AGAIN_S: Final = 0.5
 _SILENT_FOR_S: Final = 1.0
-_AWAITED_SHOWN: Final = 4
 _AT_MOST: Final = re.compile(r"waited for, (\d+) s at most")
 _AFTER_FAILURE: Final = (
     "mend the cause and deploy again (`stagekeeper logs {name}` has more); what runs is left alone"
@@ -129,14 +128,12 @@ def awaited_line(workers: ListWorkersResponse) -> str:
     """Say for whom a supervisor waits before it starts anything; empty when for nobody."""
     if workers.hold_reason != HOLD_REASON_RECOVERING:
         return ""
-    awaited = [it for it in workers.workers if not it.incarnation]
-    names = ", ".join(it.worker_id for it in awaited[:_AWAITED_SHOWN])
-    more = len(awaited) - _AWAITED_SHOWN
+    names = awaited_names(workers)
     line = "waiting for workers that were here before the supervisor's start"
     line += f": {names}" if names else ""
-    line += f" and {more} more" if more > 0 else ""
     # The bound is told in the reason alone; a supervisor that words it otherwise costs the number.
-    found = next(filter(None, (_AT_MOST.search(it.reason) for it in awaited)), None)
+    reasons = (it.reason for it in workers.workers if not it.incarnation)
+    found = next(filter(None, map(_AT_MOST.search, reasons)), None)
     return f"{line} (at most {found[1]} s)" if found else line
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds, size
 from stagekeeper.cli.text.failures import LOG_LINES_SHOWN, exit_text
-from stagekeeper.cli.text.status import own_reason, shard_state_text
+from stagekeeper.cli.text.status import awaited_names, own_reason, shard_state_text
 from stagekeeper.cli.text.tables import Table, as_rows
 from stagekeeper.cli.text.times import age_text, clock_text, since_text
 from stagekeeper.core.planner import init_groups
@@ -24,8 +24,6 @@ BEFORE: Final = "since before this supervisor began"
 INSTANCE_SHOWN: Final = 8
 MOST_READY_SHOWN: Final = 20
 """Replicas; of those that are well, nobody reads more."""
-
-AWAITED_SHOWN: Final = 4
 
 UNBROKEN: Final = "\u00a0"
 """A space at which no line is broken; shown as any other."""
@@ -98,22 +96,17 @@ def _head(answers: Answers, now: float) -> Block:
     elif not it.durable:
         said.append(Said("note", "what is wanted is not kept on disk (--no-store)"))
     if not answers.workers.complete:
+        # Whether they held any of it nobody knows.
+        names = awaited_names(answers.workers)
+        who = f" ({names})" if names else ""
         said.append(
             Said(
                 "note",
                 "the supervisor began anew, and workers that were there before are still "
-                f"awaited{_awaited(answers.workers)}: what is missing may run, and nothing is "
-                "stopped or started",
+                f"awaited{who}: what is missing may run, and nothing is stopped or started",
             )
         )
     return Block(headline, tuple(said))
-
-
-def _awaited(workers: pb2.ListWorkersResponse) -> str:
-    """List those that have not come back; whether they held any of it nobody knows."""
-    names = [it.worker_id for it in workers.workers if not it.incarnation]
-    more = f" and {len(names) - AWAITED_SHOWN} more" if len(names) > AWAITED_SHOWN else ""
-    return f" ({', '.join(names[:AWAITED_SHOWN])}{more})" if names else ""
 
 
 def _since(message: pb2.Deployment | pb2.Replica, now: float) -> str:

@@ -7,12 +7,16 @@ both lists are answers that the caller has.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import seconds, size
 from stagekeeper.cli.text.tables import Table, as_rows
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
+
+AWAITED_SHOWN: Final = 4
+"""Names of workers; of more only the number is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,13 @@ def own_reason(deployment: pb2.Deployment) -> str:
     for reason in sorted(reasons, key=len, reverse=True):
         text = text.replace(f": {reason}", "")
     return text
+
+
+def awaited_names(workers: pb2.ListWorkersResponse) -> str:
+    """Write `a, b, c, d and 2 more`: who was there before the supervisor and is not back."""
+    names = [worker.worker_id for worker in workers.workers if not worker.incarnation]
+    more = f" and {len(names) - AWAITED_SHOWN} more" if len(names) > AWAITED_SHOWN else ""
+    return ", ".join(names[:AWAITED_SHOWN]) + more
 
 
 def _replicas(response: pb2.ListDeploymentsResponse) -> Table:
