@@ -62,7 +62,7 @@ class Client:
             programs that only ask.
 
     Raises:
-        BadEndpoint: it is not `host:port`.
+        BadEndpoint: it is neither `host:port` nor a name with one of gRPC's schemes.
     """
 
     def __init__(
