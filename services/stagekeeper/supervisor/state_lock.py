@@ -14,6 +14,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from stagekeeper.supervisor.settings import has_port
+
 
 class StateDirTaken(OSError):
     """Another supervisor owns the state directory; `may_pass` if its place may be waited for."""
@@ -52,7 +54,9 @@ class StateLock:
                 f"{state_dir} is in use by another supervisor (pid {holder or 'unknown'}{where}): "
                 "end that one, or use another --state-dir",
                 # Who has it and has written nothing yet took it this very moment.
-                may_pass=_is_dialled(endpoint) and (theirs == endpoint or not holder),
+                may_pass=bool(endpoint)
+                and has_port(endpoint)
+                and (theirs == endpoint or not holder),
             ) from error
         # In one write, and cut afterwards: whoever reads meanwhile finds an owner.
         written = os.pwrite(self._file, f"{os.getpid()}\n{endpoint}\n".encode(), 0)
@@ -63,7 +67,3 @@ class StateLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-def _is_dialled(endpoint: str) -> bool:
-    return bool(endpoint) and not endpoint.endswith(":0")

@@ -2,7 +2,7 @@
 
 Decided here: before whom this supervisor gives way. It is the stable endpoint that says who reigns,
 since agents and clients ask there: a higher reign that answers there lives, and ends ours. A lower
-one, or none, ends nothing. Not decided here: how one gives way (`app`).
+one, or none, ends nothing. Not decided here: how one gives way (`engine`, `lifetime`).
 
 Invariant: a reign is given up only for one that answered just now.
 """
