@@ -225,6 +225,19 @@ def test_claim_by_a_pid_that_is_nobodys_or_another_processs_is_over(tmp_path, pr
     ledger(tmp_path).admit([start(100)])
 
 
+def test_process_that_exists_and_is_hidden_from_this_user_counts(tmp_path, monkeypatch):
+    """Mounted with `hidepid`, `/proc` does not show it: only its number is known to be taken."""
+    put(tmp_path, other_file(claim(60), agent=NOBODY))
+
+    def kill(pid: int, signal: int) -> None:
+        assert (pid, signal) == (NOBODY.pid, 0)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", kill)
+
+    assert refusal(ledger(tmp_path), 41)
+
+
 def test_claims_of_an_earlier_boot_are_over(tmp_path, sleeper):
     put(tmp_path, other_file(claim(60, sleeper.identity), boot_id="another"))
 
