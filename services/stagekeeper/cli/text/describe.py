@@ -13,7 +13,7 @@ from typing import Final
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds, size
 from stagekeeper.cli.text.failures import LOG_LINES_SHOWN, exit_text
-from stagekeeper.cli.text.status import awaited_names, own_reason, shard_state_text
+from stagekeeper.cli.text.status import awaited_names, own_reason, shard_name, shard_state_text
 from stagekeeper.cli.text.tables import Table, as_rows
 from stagekeeper.cli.text.times import age_text, clock_text, since_text
 from stagekeeper.core.planner import init_groups
@@ -205,13 +205,10 @@ def _replica(
 
 def _stage(shard: pb2.RoutedShard, said: str, now: float) -> tuple[str, ...]:
     record = shard.record
-    name = record.stage_name
-    if record.shard_count > 1:
-        name += f"[{record.shard_index}]"
     is_up = record.pid and record.HasField("create_time")
     is_heard = shard.worker_state == types.WORKER_STATE_ALIVE
     return (
-        name,
+        shard_name(record),
         shard_state_text(record),
         shard.worker_id + ("" if is_heard else f" {states.worker_state(shard.worker_state)}"),
         str(record.pid or "-"),

@@ -189,13 +189,16 @@ def _stages(response: pb2.ListDeploymentsResponse) -> Table:
     return Table(header, as_rows(rows))
 
 
+def shard_name(record: types.ShardRecord) -> str:
+    """Write `thinker`, or `thinker[1]` where a stage has several shards."""
+    which = f"[{record.shard_index}]" if record.shard_count > 1 else ""
+    return record.stage_name + which
+
+
 def _stage_row(deployment: str, replica_index: int, shard: pb2.RoutedShard) -> tuple[str, ...]:
     record = shard.record
-    name = f"{deployment}/{replica_index}/{record.stage_name}"
-    if record.shard_count > 1:
-        name += f"[{record.shard_index}]"
     return (
-        name,
+        f"{deployment}/{replica_index}/{shard_name(record)}",
         shard_state_text(record),
         shard.worker_id,
         str(record.pid or "-"),
