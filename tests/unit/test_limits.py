@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stagekeeper.client import event_reading, spec_file
 from stagekeeper.core import limits
 from stagekeeper.wire import payload, tensors, transport
 from tests.harness.nonsense import FUZZED, services
@@ -36,6 +37,11 @@ def test_the_document_has_every_limit_with_its_number() -> None:
         in_code |= {name: getattr(module, name) for name in names}
 
     assert documented() == in_code
+
+
+def test_the_clients_copies_say_the_same() -> None:
+    assert spec_file.MOST_REPLICAS == limits.MOST_REPLICAS
+    assert event_reading.MOST_EVENTS == limits.MOST_EVENTS
 
 
 def test_what_may_be_asked_for_fits_into_what_may_carry_it() -> None:
