@@ -34,7 +34,7 @@ from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.core.errors import Reason
 from stagekeeper.core.ids import FailureId, OperationId
 from stagekeeper.core.model import Failure
-from stagekeeper.runtime.clock import Clock
+from stagekeeper.runtime.clock import Clock, sleep_until_set
 from stagekeeper.runtime.convert import epoch_from_proto, failure_to_proto
 from stagekeeper.runtime.retry import FailedAttempt, GaveUp, Retry
 from stagekeeper.runtime.tasks import TaskOwner
@@ -368,11 +368,4 @@ class Session:
         return 1 + round(_BEATS_PER_LOOK * (0.5 + self._random()))
 
     async def _sleep_until_woken(self, delay_s: float) -> None:
-        sleeping = asyncio.ensure_future(self._clock.sleep(delay_s))
-        waking = asyncio.ensure_future(self._wake.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, waking):
-                task.cancel()
-            await asyncio.wait({sleeping, waking})
+        await sleep_until_set(self._clock, delay_s, self._wake)

@@ -38,3 +38,15 @@ class SystemClock:
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
+
+
+async def sleep_until_set(clock: Clock, delay_s: float, event: asyncio.Event) -> None:
+    """Return after `delay_s`, or as soon as `event` is set."""
+    sleeping = asyncio.ensure_future(clock.sleep(delay_s))
+    waking = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sleeping, waking):
+            task.cancel()
+        await asyncio.wait({sleeping, waking})

@@ -29,6 +29,7 @@ from stagekeeper.core.planner import init_groups
 from stagekeeper.core.start_run import Order, Reserve, StartRun, StartStages, Step, Undo
 from stagekeeper.core.states import OperationState
 from stagekeeper.runtime import crash_points
+from stagekeeper.runtime.clock import sleep_until_set
 from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
 from stagekeeper.supervisor.step_call import StepCall, StepRequest
@@ -270,13 +271,7 @@ class OperationRun:
         """Join a part that waits for others, so that its agent does not undo it; see its end."""
         while True:
             other_life = self._lives[worker_id]
-            pause = asyncio.ensure_future(self._calls.clock.sleep(self._rejoin_s / JOINS_A_LEASE))
-            waking = asyncio.ensure_future(other_life.wait())
-            try:
-                await asyncio.wait({pause, waking}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                pause.cancel()
-                waking.cancel()
+            await sleep_until_set(self._calls.clock, self._rejoin_s / JOINS_A_LEASE, other_life)
             while other_life.is_set() and self._in_flight[worker_id]:
                 await self._landed.wait()  # its answer may be older than what is to be looked at
             if worker_id in self._reserved and not self._in_flight[worker_id]:

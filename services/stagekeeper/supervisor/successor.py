@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from stagekeeper.core.ids import Epoch
-from stagekeeper.runtime.clock import Clock
+from stagekeeper.runtime.clock import Clock, sleep_until_set
 from stagekeeper.supervisor.endpoint_look import Found, Served
 
 _log = structlog.get_logger(__name__)
@@ -92,7 +92,8 @@ class Successor:
             if higher is not None:
                 self._on_found(higher)
                 return
-            await self._pause()
+            pause_s = self._look_s * (0.5 + self._random())
+            await sleep_until_set(self._clock, pause_s, self._wake)
 
     def _judge(self, found: Found, above: Epoch | None) -> HigherReign | None:
         if not isinstance(found, Served):
@@ -119,13 +120,3 @@ class Successor:
         if what != self._last_said:
             _log.warning(what, endpoint=self._endpoint, found=str(found))
         self._last_said = what
-
-    async def _pause(self) -> None:
-        sleeping = asyncio.ensure_future(self._clock.sleep(self._look_s * (0.5 + self._random())))
-        waking = asyncio.ensure_future(self._wake.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, waking):
-                task.cancel()
-            await asyncio.wait({sleeping, waking})
