@@ -164,20 +164,15 @@ class RecordStore:
 
     def instances_of(self, slot: SlotKey) -> list[InstanceId]:
         """Return the instances of a slot that have a log, the newest first."""
-        known = [
-            _ended_of(record) for record in self._live.values() if record.shard.slot == slot
-        ] + [ended for ended in self._ended.values() if ended.slot == slot]
-        return [it.instance_id for it in sorted(known, key=lambda it: it.order, reverse=True)]
+        known = sorted(self._known_of(slot), key=lambda it: it.order, reverse=True)
+        return [it.instance_id for it in known]
 
     def next_attempt(self, slot: SlotKey, generation: Generation) -> int:
         """Return the number of the next start of a slot in a generation, from 0."""
         epoch = generation.epoch
-        orders = [
-            _ended_of(record).order for record in self._live.values() if record.shard.slot == slot
-        ] + [ended.order for ended in self._ended.values() if ended.slot == slot]
         made = [
             attempt
-            for number, supervisor_id, n, attempt in orders
+            for number, supervisor_id, n, attempt in (it.order for it in self._known_of(slot))
             if (number, supervisor_id, n) == (epoch.number, epoch.supervisor_id, generation.n)
         ]
         return max(made, default=-1) + 1
@@ -188,6 +183,11 @@ class RecordStore:
             return self.log_path(instance_id).stat().st_size > 0
         except OSError:
             return False
+
+    def _known_of(self, slot: SlotKey) -> list[EndedInstance]:
+        """Return the instances of a slot, those that live as they will be once they have ended."""
+        live = [_ended_of(record) for record in self._live.values() if record.shard.slot == slot]
+        return live + [ended for ended in self._ended.values() if ended.slot == slot]
 
     def _prune(self, slot: SlotKey) -> None:
         for instance_id in self._superfluous(slot):
