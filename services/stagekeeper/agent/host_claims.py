@@ -157,8 +157,8 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
-class OthersClaims:
-    """What the other agents of a host claim.
+class ClaimsFolder:
+    """The folder in which the agents of a host keep their claims, as one of them reads it.
 
     Attributes:
         problems: a sentence for each file that was left out by the last look.

@@ -26,8 +26,8 @@ import structlog
 
 from stagekeeper.agent.host_claims import (
     ClaimsFile,
+    ClaimsFolder,
     OtherClaims,
-    OthersClaims,
     StageClaim,
     claims_path,
     pid_namespace,
@@ -75,9 +75,8 @@ async def until_turn(act: Callable[[], Result], within_s: float = TURN_WAIT_S) -
         except LedgerBusy:
             if loop.time() >= deadline:
                 raise
-        await asyncio.sleep(
-            _AGAIN_S * (0.5 + random.random())
-        )  # two that wait do not march in step
+        # Two that wait do not march in step.
+        await asyncio.sleep(_AGAIN_S * (0.5 + random.random()))
 
 
 class HostLedger:
@@ -88,7 +87,7 @@ class HostLedger:
         self._worker_id = worker_id
         self._path = claims_path(lock_dir, worker_id)
         self._lock = TurnLock(lock_dir / LOCK_FILE, "the host's ledger")
-        self._others = OthersClaims(lock_dir, worker_id)
+        self._claims = ClaimsFolder(lock_dir, worker_id)
         self._boot_id = boot_id()
         self._pid_namespace = pid_namespace()
         self._unwritten = ""
@@ -105,7 +104,7 @@ class HostLedger:
     def notes(self) -> tuple[str, ...]:
         """What the operator should know: files that are left out, and an own one that is stale."""
         own = () if not self._unwritten else (self._unwritten,)
-        return (*own, *self._others.problems)
+        return (*own, *self._claims.problems)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -132,17 +131,17 @@ class HostLedger:
             LedgerBusy: it cannot be read.
         """
         try:
-            return self._others.look()
+            return self._claims.look()
         except OSError as error:
             raise LedgerBusy(f"{self._path.parent}: {error.strerror or error}") from error
 
     def left_behind(self) -> tuple[StageClaim, ...]:
         """Return what this agent's earlier life claimed, as far as it still means anything."""
-        return self._others.of_earlier_life()
+        return self._claims.of_earlier_life()
 
     def still_runs(self, claim: StageClaim) -> bool:
         """Return whether anything lives of what an earlier life claimed."""
-        return self._others.still_runs(claim)
+        return self._claims.still_runs(claim)
 
     def write(self, claims: Sequence[StageClaim]) -> None:
         """Put all that this agent claims in place of what it claimed.
