@@ -275,12 +275,7 @@ class Ledger:
             self._tell()
 
     def reserved_bytes(self, device_id: DeviceId) -> int:
-        return sum(
-            claim.reserved_bytes
-            for booked in self._booked.values()
-            for claim in booked.claims
-            if claim.device_id == device_id
-        )
+        return sum(_reserved(it, device_id) for it in self._booked.values())
 
     def foreign(self) -> dict[DeviceId, tuple[ForeignHolder, ...]]:
         """Return what counts on each card beside what this agent has reserved, the largest first.

@@ -83,7 +83,8 @@ class Spawner:
         Nothing is awaited, so that nothing comes between the steps.
 
         Raises:
-            Refused: UNKNOWN_DEVICE: a card is gone since it was reserved. Nothing was begun.
+            Refused: UNKNOWN_DEVICE, ADMISSION_REFUSED: a card is gone since it was reserved, or its
+                bytes are. Nothing was begun.
             OSError: the program cannot be run, or the disk is full. The instance then is in the
                 table without a process, and is the caller's to forget.
         """

@@ -158,7 +158,7 @@ class Stages:
         self.on_progress(stage)
 
     def _tell_process(self, stage: StageProcess) -> None:
-        """Let the ledger know what its claim lives on by, before that has heard its word."""
+        """Tell the ledger by which process a claim lives on; before the process is let go."""
         process = stage.record.process
         if process is not None:
             self._ledger.runs(booking_of(stage), stage.instance_id, process)
