@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from stagekeeper.agent import agent_service, host_memory
+from stagekeeper.agent import agent_service
 from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
@@ -333,8 +333,7 @@ class Agent:
 
     async def _read_cards(self, device_ids: Collection[DeviceId]) -> None:
         """Read these cards anew, where a driver has to be asked."""
-        cards = self._inventory.by_id
-        if any(it in cards and cards[it].kind != host_memory.KIND for it in device_ids):
+        if self._inventory.driven(device_ids):
             await self._inventory.look_again(2 * self._settings.device_deadline_s)
 
     def _report(self) -> WorkerReport:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from stagekeeper.agent import host_memory
 from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import DeviceId
@@ -46,7 +45,7 @@ class CardMemory:
         if not device_ids:
             return None
         held = list(stages)
-        if self._driven(device_ids):
+        if self._inventory.driven(device_ids):
             await self._inventory.look_again(self._look_s)
         for stage in held:
             if stage.handle is not None and stage.holds_processes:
@@ -65,7 +64,7 @@ class CardMemory:
         Returns:
             Nothing when that is so, or cannot be told; else what is still listed.
         """
-        device_ids = self._driven([claim.device_id for claim in stage.shard.devices])
+        device_ids = self._inventory.driven([claim.device_id for claim in stage.shard.devices])
         if not device_ids or not pids:
             return ""
         until = self._clock.monotonic() + self._wait_s
@@ -84,8 +83,3 @@ class CardMemory:
                     if there
                 )
             await self._clock.sleep(min(_LOOK_AGAIN_S, left_s))
-
-    def _driven(self, device_ids: Iterable[DeviceId]) -> list[DeviceId]:
-        """Return those of which a driver keeps the books."""
-        cards = self._inventory.by_id
-        return [it for it in device_ids if it in cards and cards[it].kind != host_memory.KIND]

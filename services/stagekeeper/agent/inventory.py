@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from stagekeeper.agent import host_memory
 from stagekeeper.agent.card_owners import is_of_stage
 from stagekeeper.agent.devices import CardReading, DeviceSource
 from stagekeeper.agent.figures import device_without_figures
@@ -74,6 +75,11 @@ class Inventory:
     def by_id(self) -> Mapping[DeviceId, Device]:
         """The cards as they were last read; what is got here once changes with them."""
         return MappingProxyType(self._by_id)
+
+    def driven(self, device_ids: Iterable[DeviceId]) -> list[DeviceId]:
+        """Return those of these cards of which a driver keeps the books, and so has to be asked."""
+        cards = self._by_id
+        return [it for it in device_ids if it in cards and cards[it].kind != host_memory.KIND]
 
     def follow(self, owner: TaskOwner) -> None:
         """Read every kind now, and again and again, in tasks of `owner`."""
