@@ -100,6 +100,22 @@ def test_replicas_that_span_are_spread_over_other_workers() -> None:
     assert (one.worker_ids, two.worker_ids) == (("w1", "w2"), ("w3", "w4"))
 
 
+def test_sums_hold_nothing_of_the_parts_that_found_a_place_before_the_one_that_found_none() -> None:
+    world = world_of("w1", cards=1)
+    held = shard("other", devices=(DeviceClaim("gpu-0", 4 * GIB),), instance_id="x")
+    world.register("w2", [held], devices=(device(0, 10 * GIB),))
+
+    placing = world.registry.plan(sharded((2, (0,), 0.4), replicas=2), world.now).placing
+
+    assert placing.shortage is not None
+    assert (placing.shortage.replica_index, placing.shortage.shard_index) == (1, 1)
+    terms = {
+        it.worker_id: [(term.replica_index, term.shard_index) for term in it.terms]
+        for it in placing.sums
+    }
+    assert terms == {"w1": [(0, 0)], "w2": [(0, 1), (1, 1)]}
+
+
 def test_stages_without_cards_want_workers_of_their_own_too() -> None:
     world = world_of("w1", "w2", "w3", cards=0)
 

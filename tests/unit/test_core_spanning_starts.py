@@ -223,6 +223,27 @@ def test_reports_that_do_not_come_end_an_undecided_start() -> None:
     assert "worker w2 (shard 1): its stages have started" in span.world.replica().reason
 
 
+def test_a_stall_of_the_supervisors_own_is_no_time_in_which_a_report_did_not_come() -> None:
+    span = Span()
+    span.report("w1", _S.STARTED)
+    span.world.apply(OperationStarted(span.start.operation_id))
+    span.world.now += 9.0
+    span.report("w1", _S.STARTED)
+
+    assert cancels(span.world.tick(5.0, stalled_s=5.0)) == []
+    assert cancels(span.world.tick(1.0)) == [("w1", span.start.operation_id)]
+
+
+def test_an_end_of_a_run_that_is_over_says_nothing() -> None:
+    span = Span()
+    span.all_up()
+
+    span.world.apply(OperationEnded(span.start.operation_id, None, "too late", worker_id="w1"))
+
+    assert span.world.replica().state is ReplicaState.STARTING
+    assert span.removed == []
+
+
 # Failing.
 
 

@@ -168,6 +168,13 @@ async def test_lost_race_with_a_winner_counts_for_nothing():
         assert await wait.turn() == Turn(FIVE, is_first=False)
 
 
+async def test_reign_that_began_makes_the_races_that_were_lost_before_it_count_for_nothing():
+    wait = Wait(FREE)
+    for _ in range(MOST_FAILED_STARTS):
+        await failed(wait, AddressTaken("it is taken"))
+        wait.standby.began()
+
+
 async def test_owner_of_the_directory_is_waited_for_if_its_place_is_ours_to_inherit():
     wait = Wait(FREE)
     for _ in range(10):

@@ -12,7 +12,7 @@ import pytest
 from stagekeeper.core.commands import AgentTarget, CancelOperation, StartOperation, StopSlot
 from stagekeeper.core.errors import Reason
 from stagekeeper.core.events import Event, OperationCancelled, OperationEnded
-from stagekeeper.core.ids import ClusterName, StageId
+from stagekeeper.core.ids import ClusterName, StageId, WorkerId
 from stagekeeper.core.model import ReplicaStart
 from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
 from stagekeeper.supervisor.executor import Executor
@@ -108,6 +108,8 @@ class HeldCalls:
         try:
             await self.may_go.wait()
         finally:
+            for _ in range(3):
+                await asyncio.sleep(0)  # its clean-up takes some turns
             self.book.append("run ends")
 
     async def persist(self, target: AgentTarget, attempt: Any, **_: Any) -> Any:
@@ -141,6 +143,26 @@ async def test_cancelled_operation_is_never_told_to_an_agent_that_does_not_know_
     cancelled = OperationCancelled(target.worker_id, target.incarnation, operation_id, "")
     assert told == [cancelled]
     assert not executor._runs
+    await executor.stop()
+
+
+async def test_second_cancellation_does_not_disturb_the_end_that_the_first_one_began():
+    """A start over two workers is cancelled at each of them."""
+    held = HeldCalls()
+    calls: Any = held
+    executor = Executor(SupervisorSettings(), calls, ProgressHub(), lambda event: None)
+    command = start()
+    executor.carry_out(command)
+    await held.clock.settle()
+    (target,), operation_id = command.targets, command.start.operation_id
+
+    executor.carry_out(CancelOperation(target, operation_id, "deleted"))
+    await asyncio.sleep(0)
+    other = replace(target, worker_id=WorkerId("w2"))
+    executor.carry_out(CancelOperation(other, operation_id, "deleted"))
+    await held.clock.settle()
+
+    assert held.book == ["stop", "run ends", "cancel", "cancel"]
     await executor.stop()
 
 
