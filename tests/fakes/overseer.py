@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -41,6 +42,7 @@ from stagekeeper.v1.supervisor_service_pb2_grpc import (
     add_SupervisorServiceServicer_to_server,
 )
 from stagekeeper.wire.transport import CLIENT_OPTIONS, SERVER_OPTIONS
+from tests.fakes.agents import AgentHome, AgentProcess
 from tests.harness.waiting import wait_for
 
 RESERVE = agent_pb2.OPERATION_STEP_RESERVE
@@ -260,6 +262,21 @@ def stage(
     return spec if device is None else (spec, device)
 
 
+def gate(home: AgentHome, name: str) -> Path:
+    """The file that a `slow` stage of this name waits for."""
+    return home.path / f"{name}.open"
+
+
+def slow(name: str, home: AgentHome, **options: Any) -> StageSpec | tuple[StageSpec, str]:
+    """A stage that loads until its gate is opened."""
+    return stage(name, "sample_stages:Slow", args=f'{{"gate": "{gate(home, name)}"}}', **options)
+
+
+def only(*stage_ids: int) -> dict[str, tuple[StageId, ...]]:
+    """What starts these stages alone, for `Overseer.take`."""
+    return {"start_stage_ids": tuple(StageId(it) for it in stage_ids)}
+
+
 def plan(
     *stages: StageSpec | tuple[StageSpec, str],
     n: int = 1,
@@ -291,6 +308,13 @@ def plan(
         entry_stage_id=StageId(0),
         spec_revision=1,
     )
+
+
+async def first_life(home: AgentHome, overseer: Overseer, **changes: Any) -> AgentProcess:
+    """An agent that can be killed, registered."""
+    agent = await AgentProcess.start(home, **changes)
+    await overseer.hears(lambda it: it.agent_address, "it registers")
+    return agent
 
 
 async def gone(pids: Sequence[int]) -> None:

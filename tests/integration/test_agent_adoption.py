@@ -7,12 +7,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
 import msgspec
-import pytest
 
 from stagekeeper.agent.records import StageRecord
 from stagekeeper.client.channels import StageCaller
@@ -20,8 +18,8 @@ from stagekeeper.core.ids import Epoch, InstanceId
 from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.runtime.process import boot_id, identity_of
 from stagekeeper.v1 import types_pb2
-from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
-from tests.fakes.overseer import RESERVE, START, Overseer, gone, plan, stage
+from tests.fakes.agents import AgentProcess, agent_in
+from tests.fakes.overseer import RESERVE, START, Overseer, first_life, gone, plan, stage
 from tests.fakes.refusals import refused
 from tests.harness.processes import a_stranger
 from tests.harness.waiting import wait_for
@@ -31,25 +29,6 @@ FAILED = types_pb2.SHARD_STATE_FAILED
 INTERRUPTED = types_pb2.OPERATION_STATE_INTERRUPTED
 ROLLED_BACK = types_pb2.OPERATION_STATE_ROLLED_BACK
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
-
-
-async def first_life(home: AgentHome, overseer: Overseer, **changes) -> AgentProcess:
-    """An agent that can be killed, registered."""
-    agent = await AgentProcess.start(home, **changes)
-    await overseer.hears(lambda it: it.agent_address, "it registers")
-    return agent
 
 
 async def next_registration(overseer: Overseer):

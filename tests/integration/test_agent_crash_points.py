@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from stagekeeper.core.model import OperationPlan, Peer
 from stagekeeper.runtime.crash_points import AGENT_POINTS as POINTS
 from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.v1 import types_pb2
-from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
+from tests.fakes.agents import AgentHome, AgentProcess, agent_in
 from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, plan, stage
 from tests.harness.waiting import wait_for
 
@@ -33,18 +32,6 @@ TIMES = ("intent-written#2", "spawned#3", "released#2", "ready-written#2", "star
 
 ELSEWHERE = Peer(StageId(3), "d", 0, InstanceId("elsewhere"), "127.0.0.1:9")
 """A shard on another worker."""
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
 
 
 async def drive(overseer: Overseer, point: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
@@ -23,7 +22,7 @@ from stagekeeper.core.ids import InstanceId, WorkerId
 from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import types_pb2
-from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
+from tests.fakes.agents import AgentHome, AgentProcess, agent_in
 from tests.fakes.overseer import RESERVE, START, Overseer, plan, stage
 from tests.harness.command_line import own_environment
 from tests.harness.processes import a_stranger
@@ -33,18 +32,6 @@ READY = types_pb2.SHARD_STATE_READY
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
 ROLLED_BACK = types_pb2.OPERATION_STATE_ROLLED_BACK
 ALL = (StageChoice(),)
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
 
 
 def directory_of(home: AgentHome) -> AgentDirectory:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from stagekeeper.core.ids import DeviceId
 from stagekeeper.core.model import OperationPlan
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import types_pb2
-from tests.fakes.agents import AgentHome, AgentProcess, home_at
+from tests.fakes.agents import AgentHome, AgentProcess
 from tests.fakes.nvml_library import GIB, LIB_RM_VERSION_MISMATCH, UNKNOWN, FakeNvml
 from tests.fakes.overseer import RESERVE, START, Overseer, gone, plan, stage
 from tests.fakes.refusals import refused
@@ -23,18 +21,6 @@ from tests.harness.waiting import wait_for
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 DEADLINE_S = 1.0
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
 
 
 async def agent_on(nvml: FakeNvml, home: AgentHome, *devices: str, **changes: Any) -> AgentProcess:

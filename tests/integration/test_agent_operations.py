@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from stagekeeper.agent.app import Agent
 from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.core.ids import Epoch
@@ -18,32 +16,14 @@ from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import types_pb2
 from stagekeeper.wire.error_details import describe
-from tests.fakes.agents import AgentHome, agent_in, home_at
-from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, gone, plan, stage
+from tests.fakes.agents import agent_in
+from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, gate, gone, plan, slow, stage
 from tests.harness.waiting import wait_for
 
 STARTED = types_pb2.OPERATION_STATE_STARTED
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
 ROLLED_BACK = types_pb2.OPERATION_STATE_ROLLED_BACK
 READY = types_pb2.SHARD_STATE_READY
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
-
-
-@pytest.fixture
-async def agent(home: AgentHome) -> AsyncIterator[Agent]:
-    async with agent_in(home) as agent:
-        yield agent
 
 
 async def refused(awaitable) -> tuple[str, str]:
@@ -57,15 +37,6 @@ async def refused(awaitable) -> tuple[str, str]:
 async def reserved_bytes(overseer: Overseer) -> dict[str, int]:
     inventory = await overseer.agent.GetInventory(agent_pb2.GetInventoryRequest(), timeout=10)
     return {device.device_id: device.reserved_bytes for device in inventory.devices}
-
-
-def gate(home: AgentHome, name: str = "gate") -> Path:
-    return home.path / f"{name}.open"
-
-
-def slow(name: str, home: AgentHome, **options):
-    """A stage that loads until its gate is opened."""
-    return stage(name, "sample_stages:Slow", args=f'{{"gate": "{gate(home, name)}"}}', **options)
 
 
 # --- the way up

@@ -6,22 +6,19 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from stagekeeper.agent.app import Agent
 from stagekeeper.client.channels import StageCaller
 from stagekeeper.core.ids import InstanceId, StageId
 from stagekeeper.core.model import Peer
 from stagekeeper.v1 import types_pb2
 from stagekeeper.wire.error_details import describe
-from tests.fakes.agents import AgentHome, agent_in, home_at
-from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, plan, stage
+from tests.fakes.agents import agent_in
+from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, gate, only, plan, slow, stage
 from tests.harness.waiting import wait_for
 
 STARTING = types_pb2.OPERATION_STATE_STARTING
@@ -33,37 +30,6 @@ READY = types_pb2.SHARD_STATE_READY
 ASKED = types_pb2.ROLLBACK_ENDING_ASKED
 KILLED = types_pb2.ROLLBACK_ENDING_KILLED
 WAS_GONE = types_pb2.ROLLBACK_ENDING_WAS_GONE
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
-
-
-@pytest.fixture
-async def agent(home: AgentHome) -> AsyncIterator[Agent]:
-    async with agent_in(home) as agent:
-        yield agent
-
-
-def gate(home: AgentHome, name: str) -> Path:
-    return home.path / f"{name}.open"
-
-
-def slow(name: str, home: AgentHome, **options):
-    """A stage that loads until its gate is opened."""
-    return stage(name, "sample_stages:Slow", args=f'{{"gate": "{gate(home, name)}"}}', **options)
-
-
-def only(*stage_ids: int) -> dict[str, tuple[StageId, ...]]:
-    return {"start_stage_ids": tuple(StageId(it) for it in stage_ids)}
 
 
 async def problems(call) -> str:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from stagekeeper.core.ids import StageId
 from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import types_pb2
-from tests.fakes.agents import AgentHome, AgentProcess, agent_in, home_at
-from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, gone, plan, stage
+from tests.fakes.agents import AgentProcess, agent_in
+from tests.fakes.overseer import (
+    COMMIT,
+    RESERVE,
+    START,
+    Overseer,
+    first_life,
+    gate,
+    gone,
+    only,
+    plan,
+    slow,
+    stage,
+)
 from tests.harness.waiting import wait_for
 
 RESERVED = types_pb2.OPERATION_STATE_RESERVED
@@ -24,37 +33,6 @@ STARTED = types_pb2.OPERATION_STATE_STARTED
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
 ROLLED_BACK = types_pb2.OPERATION_STATE_ROLLED_BACK
 READY = types_pb2.SHARD_STATE_READY
-
-
-@pytest.fixture
-async def overseer() -> AsyncIterator[Overseer]:
-    async with Overseer() as overseer:
-        yield overseer
-
-
-@pytest.fixture
-async def home(overseer: Overseer) -> AsyncIterator[AgentHome]:
-    async with home_at(overseer.endpoint) as home:
-        yield home
-
-
-def gate(home: AgentHome, name: str) -> Path:
-    return home.path / f"{name}.open"
-
-
-def slow(name: str, home: AgentHome, **options):
-    """A stage that loads until its gate is opened."""
-    return stage(name, "sample_stages:Slow", args=f'{{"gate": "{gate(home, name)}"}}', **options)
-
-
-def only(*stage_ids: int) -> dict[str, tuple[StageId, ...]]:
-    return {"start_stage_ids": tuple(StageId(it) for it in stage_ids)}
-
-
-async def first_life(home: AgentHome, overseer: Overseer, **changes) -> AgentProcess:
-    agent = await AgentProcess.start(home, **changes)
-    await overseer.hears(lambda it: it.agent_address, "it registers")
-    return agent
 
 
 async def killed(agent: AgentProcess, *pending: asyncio.Task) -> None:
@@ -125,6 +103,26 @@ async def test_stages_that_are_up_or_load_are_waited_for_and_what_is_missing_is_
                 0,
             )
         assert len(home.processes) == 3
+
+
+async def test_nothing_is_started_beside_a_process_whose_record_is_damaged(overseer, home):
+    agent = await first_life(home, overseer)
+    p = plan(stage("up"), slow("loads", home))
+    await overseer.take(RESERVE, p)
+    starting = asyncio.create_task(overseer.take(START, p))
+    await wait_for(lambda: len(home.spoken()) == 2, "both were let go")
+    await overseer.hears(lambda it: "loads" in overseer.shards, "the second one loads")
+    await killed(agent, starting)
+    before = set(home.processes)
+    folder = home.path / "s/agents/w/stages" / overseer.shards["loads"].instance_id
+    (folder / "record.json").write_text("{")
+
+    async with agent_in(home):
+        (record,) = of_second_life(overseer).operations
+        assert record.state == types_pb2.OPERATION_STATE_INTERRUPTED
+        assert "cannot go on" in record.reason
+        assert (await overseer.take(START, p)).state == types_pb2.OPERATION_STATE_INTERRUPTED
+        assert set(home.processes) == before
 
 
 async def test_nobody_has_to_join_for_an_operation_to_go_on_but_then_its_lease_undoes_it(
