@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from stagekeeper.runtime.crash_points import AGENT_POINTS as POINTS
 from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in
-from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, plan, stage
+from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, first_life, plan, stage
 from tests.harness.waiting import wait_for
 
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
@@ -47,19 +49,25 @@ async def drive(overseer: Overseer, point: str) -> None:
         await overseer.stop(stage_id)
 
 
-@pytest.mark.parametrize("point", [*POINTS, "intent-written#2", "spawned#3", "stop-gone#2"])
-async def test_killed_at_a_point_nothing_is_left_unsettled(
-    overseer: Overseer, home: AgentHome, point: str
+async def killed_at(
+    point: str, overseer: Overseer, home: AgentHome, way: Coroutine[Any, Any, object]
 ) -> None:
-    """recovery-R49, recovery-R12, recovery-U12, recovery-U13"""
-    agent = await AgentProcess.start(home, env={VARIABLE: point})
-    await overseer.hears(lambda it: it.agent_address, "it registers")
-    driving = asyncio.create_task(drive(overseer, point))
+    """See an agent be killed at this point while it is led there."""
+    agent = await first_life(home, overseer, env={VARIABLE: point})
+    driving = asyncio.create_task(way)
     try:
         assert await agent.ended() == -signal.SIGKILL
     finally:
         driving.cancel()
         await asyncio.wait({driving})
+
+
+@pytest.mark.parametrize("point", [*POINTS, "intent-written#2", "spawned#3", "stop-gone#2"])
+async def test_killed_at_a_point_nothing_is_left_unsettled(
+    overseer: Overseer, home: AgentHome, point: str
+) -> None:
+    """recovery-R49, recovery-R12, recovery-U12, recovery-U13"""
+    await killed_at(point, overseer, home, drive(overseer, point))
 
     async with agent_in(home):
         held = {shard.instance_id for shard in overseer.last.replica_states}
@@ -107,17 +115,10 @@ async def test_killed_on_the_way_up_the_start_goes_on_and_touches_nothing_that_i
     overseer: Overseer, home: AgentHome, point: str
 ) -> None:
     """recovery-R11, recovery-R22: a supervisor that says it all again joins, and it serves"""
-    agent = await AgentProcess.start(home, env={VARIABLE: point})
-    await overseer.hears(lambda it: it.agent_address, "it registers")
     p = replace(
         plan(stage("a", device="cpu:0"), stage("b", device="cpu:0"), stage("c")), stage_count=4
     )
-    driving = asyncio.create_task(step_by_step(overseer, p))
-    try:
-        assert await agent.ended() == -signal.SIGKILL
-    finally:
-        driving.cancel()
-        await asyncio.wait({driving})
+    await killed_at(point, overseer, home, step_by_step(overseer, p))
     # What waits on its start pipe, and was never let go, ends by itself.
     left = await asyncio.to_thread(home.spoken)
 
@@ -139,16 +140,9 @@ async def test_killed_on_the_way_up_the_start_goes_on_and_touches_nothing_that_i
 async def test_killed_on_the_way_up_and_joined_by_nobody_nothing_is_left(
     overseer: Overseer, home: AgentHome, point: str
 ) -> None:
-    agent = await AgentProcess.start(home, env={VARIABLE: point})
-    await overseer.hears(lambda it: it.agent_address, "it registers")
     p = plan(stage("a", device="cpu:0"), stage("b", device="cpu:0"), stage("c"))
     p = replace(p, stage_count=4)
-    driving = asyncio.create_task(step_by_step(overseer, p))
-    try:
-        assert await agent.ended() == -signal.SIGKILL
-    finally:
-        driving.cancel()
-        await asyncio.wait({driving})
+    await killed_at(point, overseer, home, step_by_step(overseer, p))
 
     async with agent_in(home, operation_lease_s=0.5):
         is_committed = point in ("commit-written", "commit-half-written", "committed")
@@ -167,8 +161,7 @@ async def test_process_that_was_not_let_go_ends_with_its_agent(
     overseer: Overseer, home: AgentHome, point: str
 ) -> None:
     """No next agent is needed for that: the pipe ends, and nothing of the stage has run."""
-    agent = await AgentProcess.start(home, env={VARIABLE: point})
-    await overseer.hears(lambda it: it.agent_address, "it registers")
+    agent = await first_life(home, overseer, env={VARIABLE: point})
     starting = asyncio.create_task(overseer.bring_up(plan(stage("a"))))
     try:
         assert await agent.ended() == -signal.SIGKILL

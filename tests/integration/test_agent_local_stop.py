@@ -23,7 +23,7 @@ from stagekeeper.runtime.crash_points import VARIABLE
 from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in
-from tests.fakes.overseer import RESERVE, START, Overseer, plan, stage
+from tests.fakes.overseer import RESERVE, START, Overseer, first_life, plan, stage
 from tests.harness.command_line import own_environment
 from tests.harness.processes import a_stranger
 from tests.harness.waiting import wait_for
@@ -51,12 +51,20 @@ async def stop(home: AgentHome, *choices: StageChoice, **changes) -> dict[str, L
 
 async def killed_after(overseer: Overseer, home: AgentHome, *stages, **changes) -> None:
     """An agent that brought these up and was killed then."""
-    agent = await AgentProcess.start(home, **changes)
-    await overseer.hears(lambda it: it.agent_address, "it registers")
+    agent = await first_life(home, overseer, **changes)
     await overseer.bring_up(plan(*stages))
     await overseer.hears(
         lambda it: len(it.replica_states) == len(stages) and not it.operations, "all are up"
     )
+    await agent.kill()
+
+
+async def killed_before_the_commit(overseer: Overseer, home: AgentHome) -> None:
+    """An agent that started two stages and was killed then."""
+    agent = await first_life(home, overseer)
+    await overseer.take(RESERVE, plan(stage("a"), stage("b")))
+    await overseer.take(START, plan(stage("a"), stage("b")))
+    await overseer.hears(lambda it: len(it.replica_states) == 2, "both")
     await agent.kill()
 
 
@@ -127,8 +135,7 @@ async def test_call_within_the_budget_is_answered(overseer, home):
 
 
 async def test_living_agent_keeps_its_stages(overseer, home):
-    agent = await AgentProcess.start(home)
-    await overseer.hears(lambda it: it.agent_address, "it registers")
+    agent = await first_life(home, overseer)
     await overseer.bring_up(plan(stage("a")))
     await overseer.hears(lambda it: len(it.replica_states) == 1, "it is up")
     pids = set(home.processes)
@@ -164,12 +171,7 @@ async def test_agent_that_starts_during_a_stop_is_refused_with_the_holder(overse
 
 
 async def test_start_that_was_not_committed_is_undone_as_a_whole(overseer, home):
-    agent = await AgentProcess.start(home)
-    await overseer.hears(lambda it: it.agent_address, "it registers")
-    await overseer.take(RESERVE, plan(stage("a"), stage("b")))
-    await overseer.take(START, plan(stage("a"), stage("b")))
-    await overseer.hears(lambda it: len(it.replica_states) == 2, "both")
-    await agent.kill()
+    await killed_before_the_commit(overseer, home)
     assert {it.state for it in look(home).stages} == {LocalState.UNCOMMITTED}
 
     stopped = await stop(home, StageChoice("m", 0, "a"))
@@ -188,8 +190,7 @@ async def test_start_that_was_not_committed_is_undone_as_a_whole(overseer, home)
 
 
 async def test_commit_that_was_half_written_is_a_commit(overseer, home):
-    agent = await AgentProcess.start(home, env={VARIABLE: "commit-written"})
-    await overseer.hears(lambda it: it.agent_address, "it registers")
+    agent = await first_life(home, overseer, env={VARIABLE: "commit-written"})
     coming = asyncio.create_task(overseer.bring_up(plan(stage("a"))))
     assert await agent.ended() == -signal.SIGKILL
     await asyncio.wait({coming})
@@ -309,12 +310,7 @@ async def test_stop_that_is_killed_at_a_point_is_settled_by_the_next_agent(overs
 async def test_undoing_that_is_killed_at_a_point_is_settled_by_the_next_agent(
     overseer, home, point
 ):
-    agent = await AgentProcess.start(home)
-    await overseer.hears(lambda it: it.agent_address, "it registers")
-    await overseer.take(RESERVE, plan(stage("a"), stage("b")))
-    await overseer.take(START, plan(stage("a"), stage("b")))
-    await overseer.hears(lambda it: len(it.replica_states) == 2, "both")
-    await agent.kill()
+    await killed_before_the_commit(overseer, home)
     process = await _stop_command(home, env={VARIABLE: point})
     assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
 
