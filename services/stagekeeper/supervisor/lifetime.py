@@ -71,7 +71,7 @@ async def run(
     """
     gc.freeze()  # what was imported stays: no collection has to look through it again
     # A registration makes hundreds of values that stay; looking for cycles among them after every
-    # 700 is a tenth of the time in which a cluster comes back.
+    # 700 would take its part of the time in which a cluster comes back.
     gc.set_threshold(20_000, 20, 20)
     clock = clock or SystemClock()
     standby = Standby(
@@ -95,7 +95,7 @@ async def run(
         standby.began()
         try:
             ready(supervisor)
-            await _unless(stop, _forever(supervisor.failed))
+            await _unless(stop, _end_of_reign(supervisor.failed))
         except (EpochLost, HigherReign) as error:
             if not settings.standby:
                 raise AddressTaken(f"{error}: this one has stepped down") from error
@@ -106,7 +106,7 @@ async def run(
             await supervisor.stop()
 
 
-async def _forever(failed: asyncio.Future[None]) -> None:
+async def _end_of_reign(failed: asyncio.Future[None]) -> None:
     await failed
 
 

@@ -85,12 +85,12 @@ class OperationRun:
         self._lives: dict[WorkerId, asyncio.Event] = {
             worker_id: asyncio.Event() for worker_id in self._targets
         }
-        spec = {stage.stage_id: stage.spec for stage in self._start.parts[0].stages}
+        specs = {stage.stage_id: stage.spec for stage in self._start.parts[0].stages}
         self._run = StartRun(
             {part.worker_id: [it.stage_id for it in part.stages] for part in self._start.parts},
-            init_groups({stage_id: it.devices for stage_id, it in spec.items()}),
+            init_groups({stage_id: it.devices for stage_id, it in specs.items()}),
         )
-        self._budgets = {stage_id: it.stop_budget_s for stage_id, it in spec.items()}
+        self._budgets = {stage_id: it.stop_budget_s for stage_id, it in specs.items()}
         self._records: dict[WorkerId, OperationRecord] = {}
         self._first: OperationEnded | None = None
         self._reserved: set[WorkerId] = set()

@@ -172,7 +172,7 @@ _PARTS_KEPT: Final = 1_024
 class SharedParts:
     """Makes equal parts of the shards of one slice one object, and builds each once.
 
-    Most of a big slice repeats itself: this halves what it takes of the supervisor's memory. One
+    Most of a big slice repeats itself, and would take the supervisor's memory again each time. One
     for each slice, so that nothing of a slice outlives it here.
     """
 
