@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from stagekeeper.core.commands import AgentTarget, CancelOperation, StartOperation, StopSlot
+from stagekeeper.core.commands import (
+    AgentTarget,
+    CancelOperation,
+    ProbeAgent,
+    StartOperation,
+    StopSlot,
+)
 from stagekeeper.core.errors import Reason
 from stagekeeper.core.events import Event, OperationCancelled, OperationEnded
 from stagekeeper.core.ids import ClusterName, StageId, WorkerId
@@ -248,6 +254,26 @@ async def test_recovery_R22_command_under_way_ends_when_its_worker_begins_anothe
         await saying
     assert caught.value.reason == Reason.STALE_INCARNATION
     assert was_ended.is_set()
+
+
+async def test_registration_of_another_life_is_what_ends_a_command_under_way():
+    """The agent is dialled back in each life, and that is how the calls hear of one."""
+    meant = AgentTarget("w1", 1, "127.0.0.1:1")  # type: ignore[arg-type]
+    now = meant
+    calls = calls_to(lambda: now)
+    executor = Executor(SupervisorSettings(), calls, ProgressHub(), lambda event: None)
+    attempt, was_ended = unanswered()
+    saying = asyncio.create_task(calls.persist(meant, attempt, limit_s=600.0))
+    await calls.clock.settle()  # type: ignore[attr-defined]
+
+    now = AgentTarget(meant.worker_id, 2, "127.0.0.1:2")
+    executor.carry_out(ProbeAgent(now))
+    await executor.stop()
+    await calls.clock.settle()  # type: ignore[attr-defined]
+
+    assert was_ended.is_set()
+    with pytest.raises(AgentError):
+        saying.result()
 
 
 async def test_command_under_way_ends_with_whoever_says_it():
