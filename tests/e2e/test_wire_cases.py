@@ -13,12 +13,14 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from stagekeeper.client import Client
 from stagekeeper.v1 import deployment_service_pb2 as deployments
 from stagekeeper.v1 import types_pb2
+from tests.e2e.beats import beats, worker
 from tests.e2e.specs import echo
 from tests.e2e.traffic import traffic
 from tests.fakes.rpc_relay import RpcRelay
@@ -52,9 +54,13 @@ async def calm() -> AsyncIterator[WiredCluster]:
         yield wired
 
 
-async def worker(client: Client, worker_id: str = "node-1") -> deployments.Worker:
-    workers = (await client.workers()).workers
-    return next(it for it in workers if it.worker_id == worker_id)
+@asynccontextmanager
+async def agent_of(wired: WiredCluster, *flags: str) -> AsyncIterator[tuple[Program, Client]]:
+    """A supervisor with these flags and an agent; the client goes through no proxy."""
+    await wired.start_supervisor(*flags)
+    agent = await wired.start_agent()
+    async with wired.beside() as client:
+        yield agent, client
 
 
 async def is_in(state: types_pb2.WorkerState.ValueType, client: Client, worker_id: str) -> None:
@@ -68,20 +74,6 @@ async def is_in(state: types_pb2.WorkerState.ValueType, client: Client, worker_i
 def connections_of(agent: Program) -> list[int]:
     """Return the connection generations that an agent registered over, in order."""
     return [int(found) for found in re.findall(r"registered .*connection=(\d+)", agent.output)]
-
-
-async def beats(client: Client, count: int, worker_id: str = "node-1") -> None:
-    """Wait until a worker was heard so many times more."""
-    for _ in range(count):
-        longest_s = 0.0
-
-        async def was_heard() -> bool:
-            nonlocal longest_s
-            silent_s = (await worker(client, worker_id)).silent_for_s
-            before_s, longest_s = longest_s, max(longest_s, silent_s)
-            return silent_s < before_s
-
-        await wait_for(was_heard, "a heartbeat")
 
 
 async def one_connection_more(agent: Program, before: int) -> None:
@@ -102,6 +94,12 @@ async def steady(agent: Program, client: Client) -> None:
     await wait_for(is_steady, "a connection that lasts")
 
 
+async def is_replaced(agent: Program, client: Client) -> None:
+    """Wait until an agent has left its first connection for one that lasts."""
+    await one_connection_more(agent, 1)
+    await steady(agent, client)
+
+
 async def one_reply_swallowed(proxy: TcpProxy) -> None:
     goal = proxy.swallowed_replies + 1
     proxy.swallow_reply()
@@ -114,9 +112,7 @@ async def one_reply_swallowed(proxy: TcpProxy) -> None:
 async def test_recovery_R4_swallowed_heartbeat_reply_costs_one_connection_each_time(
     wired: WiredCluster,
 ) -> None:
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         for _ in range(5):
             await beats(client, 1)
             before = len(connections_of(agent))
@@ -131,13 +127,10 @@ async def test_recovery_R4_swallowed_heartbeat_reply_costs_one_connection_each_t
 async def test_recovery_R35_black_holed_agent_connection_is_replaced_by_the_heartbeats_deadline(
     wired: WiredCluster,
 ) -> None:
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         await beats(client, 1)
         wired.beats.lose_established()
-        await one_connection_more(agent, 1)
-        await steady(agent, client)
+        await is_replaced(agent, client)
         assert (await worker(client)).state == ALIVE
         assert wired.beats.connection_count >= 2
 
@@ -146,24 +139,18 @@ async def test_recovery_R35_black_holed_agent_connection_is_replaced_by_the_hear
 async def test_one_way_failure_of_an_agents_connection_is_noticed(
     wired: WiredCluster, way: Direction
 ) -> None:
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         await beats(client, 1)
         wired.beats.lose_established(way)
-        await one_connection_more(agent, 1)
-        await steady(agent, client)
+        await is_replaced(agent, client)
 
 
 async def test_half_open_agent_connection_is_noticed(wired: WiredCluster) -> None:
     """The supervisor's end is gone, and its host has not told the agent."""
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         await beats(client, 1)
         wired.beats.half_open()
-        await one_connection_more(agent, 1)
-        await steady(agent, client)
+        await is_replaced(agent, client)
         assert (await worker(client)).registration_count == len(connections_of(agent))
 
 
@@ -171,9 +158,7 @@ async def test_recovery_R3_late_failure_of_a_report_leaves_the_next_connection_a
     calm: WiredCluster,
 ) -> None:
     """α is the report of a dead stage: it is allowed more time than a heartbeat."""
-    await calm.start_supervisor()
-    agent = await calm.start_agent()
-    async with calm.beside() as client:
+    async with agent_of(calm) as (agent, client):
         await client.deploy(echo())
         await beats(client, 1)
         old = calm.beats.established
@@ -196,9 +181,7 @@ async def test_recovery_R3_late_failure_of_a_report_leaves_the_next_connection_a
 async def test_recovery_U4_old_heartbeat_that_fails_after_the_move_to_the_next_epoch(
     calm: WiredCluster,
 ) -> None:
-    await calm.start_supervisor()
-    agent = await calm.start_agent()
-    async with calm.beside() as client:
+    async with agent_of(calm) as (agent, client):
         await beats(client, 1)
         old = calm.beats.established
         for flow in old:
@@ -221,9 +204,7 @@ async def test_recovery_U4_old_heartbeat_that_fails_after_the_move_to_the_next_e
 async def test_heartbeat_replies_later_than_their_deadline_are_ignored_and_then_forgotten(
     wired: WiredCluster,
 ) -> None:
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         await client.deploy(echo())
         await beats(client, 1)
         wired.beats.delay(3 * T, DOWN)
@@ -298,9 +279,7 @@ async def second_supervisor(wired: WiredCluster, relay: RpcRelay) -> str:
 
 async def test_recovery_R34_agent_is_back_at_once_after_a_long_outage(wired: WiredCluster) -> None:
     """The transport's own back-off would grow: 1, 1.6, 2.6, 4.1 s and so on."""
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         await beats(client, 1)
         wired.looks.move(NOBODY)  # every flow is reset as soon as it is accepted
         wired.beats.move(NOBODY, reset_old=True)
@@ -319,9 +298,7 @@ async def test_recovery_R34_agent_is_back_at_once_after_a_long_outage(wired: Wir
 async def test_endpoint_that_answers_before_a_port_that_swallows_is_retried_for_ever(
     wired: WiredCluster,
 ) -> None:
-    await wired.start_supervisor(*LEASES)
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired, *LEASES) as (agent, client):
         await client.deploy(echo())
         pids = wired.stage_processes()
         wired.beats.loses_new = True
@@ -341,9 +318,7 @@ async def test_endpoint_that_answers_before_a_port_that_swallows_is_retried_for_
 
 
 async def test_refused_and_moved_worker_port_is_followed(wired: WiredCluster) -> None:
-    await wired.start_supervisor()
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired) as (agent, client):
         await beats(client, 1)
         wired.beats.refuse()
         wired.beats.reset()
@@ -362,9 +337,7 @@ async def test_refused_and_moved_worker_port_is_followed(wired: WiredCluster) ->
 async def test_recovery_R21_agent_whose_control_path_is_late_stays_routed_and_alive(
     wired: WiredCluster,
 ) -> None:
-    await wired.start_supervisor(*LEASES)
-    agent = await wired.start_agent()
-    async with wired.beside() as client:
+    async with agent_of(wired, *LEASES) as (agent, client):
         await client.deploy(echo())
         pids, incarnation = wired.stage_processes(), (await worker(client)).incarnation
         async with traffic(client, "echo") as calls:
