@@ -119,6 +119,18 @@ def test_a_committed_start_that_is_never_reported_is_given_up(waited_s, is_start
         assert "not reported it for 10 s" in world.replica().reason
 
 
+def test_a_stall_of_the_supervisors_own_is_no_wait_for_a_committed_starts_report() -> None:
+    world = ready_world()
+    (plan,) = world.deploy(spec())
+    world.end(plan)
+
+    world.tick(12.0, stalled_s=5.0)
+    assert world.registry.creation_of("m").starting == (0,)
+
+    world.tick(3.0)
+    assert world.registry.creation_of("m").starting == ()
+
+
 def test_a_failed_start_is_told_with_stage_cause_and_rollback() -> None:
     world = ready_world()
     (plan,) = world.deploy(spec(stages=2))
