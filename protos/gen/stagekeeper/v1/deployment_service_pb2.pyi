@@ -1354,7 +1354,7 @@ class WatchDeploymentsRequest(_message.Message):
     left out then.
     """
     last_events: _builtins.int
-    """Events in the snapshot, the newest, oldest first; 0 is read as 100."""
+    """Events in the snapshot, the newest, oldest first; 0 is read as 100, and at most 10,000 are taken."""
     @_builtins.property
     def after(self) -> _types_pb2.ChangeRevision:
         """Only what came after it; absent means a snapshot first."""

@@ -196,8 +196,8 @@ class DeploymentServiceServicer:
         A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
         Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-        reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
-        routes you have and watch again.
+        reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the
+        supervisor ends; keep the routes you have and watch again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

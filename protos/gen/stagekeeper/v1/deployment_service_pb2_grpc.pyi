@@ -105,8 +105,8 @@ class DeploymentServiceStub:
     A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
     Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-    reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
-    routes you have and watch again.
+    reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the
+    supervisor ends; keep the routes you have and watch again.
     """
 
 @_typing.type_check_only
@@ -186,8 +186,8 @@ class DeploymentServiceAsyncStub(DeploymentServiceStub):
     A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
     Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-    reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
-    routes you have and watch again.
+    reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the
+    supervisor ends; keep the routes you have and watch again.
     """
 
 class DeploymentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -318,8 +318,8 @@ class DeploymentServiceServicer(metaclass=_abc_1.ABCMeta):
         A reader that takes nothing for long is cut, so that it holds nothing of the supervisor.
 
         Codes: OUT_OF_RANGE REVISION_GONE: the revision is of another epoch, was compacted, or this
-        reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the supervisor ends; keep the
-        routes you have and watch again.
+        reader fell behind: watch again without a revision. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE: the
+        supervisor ends; keep the routes you have and watch again.
         """
 
 def add_DeploymentServiceServicer_to_server(servicer: DeploymentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -125,8 +125,8 @@ class RegisterWorkerRequest(_message.Message):
     revision: _builtins.int
     """Of this slice: +1 at each change, within the incarnation."""
     agent_address: _builtins.str
-    """`host:port` of AgentService, one for the whole of an incarnation. The supervisor dials it back; one that does not answer is kept and
-    routed, gets nothing new, and shows AGENT_UNREACHABLE.
+    """`host:port` of AgentService, one for the whole of an incarnation. The supervisor dials it back;
+    one that does not answer is kept and routed, gets nothing new, and shows AGENT_UNREACHABLE.
     """
     stages_outlive_agent: _builtins.bool
     """Stages go on when this agent dies."""
