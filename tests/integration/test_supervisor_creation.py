@@ -26,17 +26,6 @@ FAILED = types_pb2.DEPLOYMENT_STATE_FAILED
 
 
 @pytest.fixture
-async def them(tmp_path):
-    async with reigns(tmp_path) as reign:
-        yield reign
-
-
-@pytest.fixture
-async def endpoint(them):
-    return them.endpoint
-
-
-@pytest.fixture
 async def agent(endpoint):
     async with FakeAgent(endpoint).serving() as serving:
         yield serving

@@ -11,18 +11,7 @@ from stagekeeper.v1 import deployment_service_pb2_grpc, types_pb2
 from tests.fakes.fake_agent import GIB, FakeAgent
 from tests.fakes.hand_worker import HandWorker, channel_to, shard
 from tests.fakes.refusals import refused
-from tests.fakes.supervisors import list_deployments, reigns, spec
-
-
-@pytest.fixture
-async def them(tmp_path):
-    async with reigns(tmp_path) as reign:
-        yield reign
-
-
-@pytest.fixture
-async def endpoint(them):
-    return them.endpoint
+from tests.fakes.supervisors import list_deployments, spec
 
 
 @pytest.fixture

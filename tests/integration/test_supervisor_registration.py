@@ -23,12 +23,6 @@ SUPERSEDED = supervisor_service_pb2.HEARTBEAT_VERDICT_SUPERSEDED
 WRONG_CLUSTER = supervisor_service_pb2.HEARTBEAT_VERDICT_WRONG_CLUSTER
 
 
-@pytest.fixture
-async def endpoint(tmp_path):
-    async with reigns(tmp_path) as them:
-        yield them.endpoint
-
-
 async def list_failures(endpoint: str, **fields) -> list[types_pb2.Failure]:
     async with channel_to(endpoint) as channel:
         answer = await deployment_service_pb2_grpc.DeploymentServiceStub(channel).ListFailures(

@@ -31,12 +31,6 @@ def sharded(*counts: int, same_card: bool = False) -> types_pb2.DeploymentSpec:
 
 
 @pytest.fixture
-async def them(tmp_path):
-    async with reigns(tmp_path) as reign:
-        yield reign
-
-
-@pytest.fixture
 async def agents(them) -> AsyncIterator[tuple[FakeAgent, FakeAgent]]:
     async with (
         FakeAgent(them.endpoint, "w1").serving() as first,

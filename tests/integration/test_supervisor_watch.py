@@ -7,7 +7,6 @@ import time
 from contextlib import asynccontextmanager
 
 import grpc
-import pytest
 
 from stagekeeper.v1 import deployment_service_pb2, deployment_service_pb2_grpc, types_pb2
 from tests.fakes.hand_worker import HandWorker, channel_to, shard
@@ -46,12 +45,6 @@ async def watching(endpoint: str, after=None):
         )
         yield Watch(call)
         call.cancel()
-
-
-@pytest.fixture
-async def endpoint(tmp_path):
-    async with reigns(tmp_path) as them:
-        yield them.endpoint
 
 
 async def test_snapshot_is_whole_and_ends_with_synced(endpoint):
