@@ -373,6 +373,18 @@ async def test_peers_of_other_workers_are_told_kept_and_told_again(overseer, hom
         assert await call(overseer, "front", "ask", "x") == "one x"
 
 
+async def test_shards_need_no_turn_to_load(overseer, home):
+    """One that waited for a turn, while others wait for it elsewhere, would close a circle."""
+    p = plan(slow("a", home), slow("b", home), shard=(0, 2))
+    async with agent_in(home, max_loads=1):
+        await overseer.take(RESERVE, p)
+        starting = asyncio.create_task(overseer.take(START, p))
+        await wait_for(lambda: len(home.spoken()) == 2, "both load at once")
+        gate(home, "a").touch()
+        gate(home, "b").touch()
+        assert (await starting).state == STARTED
+
+
 async def test_next_life_of_the_agent_tells_a_stage_its_peers_again(overseer, home, monkeypatch):
     from stagekeeper.agent.control_link import ControlLink
 
