@@ -100,6 +100,18 @@ async def is_replaced(agent: Program, client: Client) -> None:
     await steady(agent, client)
 
 
+async def registrations_when_quiet(client: Client) -> int:
+    """Wait until two beats go by without a registration; return how many there were."""
+
+    async def is_quiet() -> int | None:
+        before = (await worker(client)).registration_count
+        await beats(client, 2)
+        return before if (await worker(client)).registration_count == before else None
+
+    count: int = await wait_for(is_quiet, "nothing is registered anew")
+    return count
+
+
 async def one_reply_swallowed(proxy: TcpProxy) -> None:
     goal = proxy.swallowed_replies + 1
     proxy.swallow_reply()
@@ -168,7 +180,8 @@ async def test_recovery_R3_late_failure_of_a_report_leaves_the_next_connection_a
         os.kill(pid, signal.SIGKILL)
 
         await wait_for(lambda: connections_of(agent) == [1, 2], "connection 2", within_s=SOON_S * 3)
-        registered = (await worker(client)).registration_count
+        # The death, and the word that it is settled, are registrations of their own.
+        registered = await registrations_when_quiet(client)
         for flow in old:
             flow.reset()  # α fails now, at the latest
         await beats(client, 4)
