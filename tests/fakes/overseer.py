@@ -319,7 +319,7 @@ async def first_life(home: AgentHome, overseer: Overseer, **changes: Any) -> Age
 
 async def gone(pids: Sequence[int]) -> None:
     """Wait until none of these processes lives."""
-    from stagekeeper.runtime.process import identity_of
+    from stagekeeper.host.process import identity_of
 
     await wait_for(lambda: not [pid for pid in pids if identity_of(pid)], f"{pids} are gone")
     await asyncio.sleep(0)

@@ -15,8 +15,8 @@ import msgspec
 from stagekeeper.agent.records import StageRecord
 from stagekeeper.client.channels import StageCaller
 from stagekeeper.core.ids import Epoch, InstanceId
+from stagekeeper.host.process import boot_id, identity_of
 from stagekeeper.runtime.crash_points import VARIABLE
-from stagekeeper.runtime.process import boot_id, identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentProcess, agent_in
 from tests.fakes.overseer import RESERVE, START, Overseer, first_life, gone, plan, stage

@@ -19,8 +19,8 @@ from stagekeeper.agent.local_stop import REASON, LocalStopped, stop_stages
 from stagekeeper.agent.records import StageRecord
 from stagekeeper.client.channels import StageCaller
 from stagekeeper.core.ids import InstanceId, WorkerId
+from stagekeeper.host.process import identity_of
 from stagekeeper.runtime.crash_points import VARIABLE
-from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in
 from tests.fakes.overseer import RESERVE, START, Overseer, first_life, plan, stage

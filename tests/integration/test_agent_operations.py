@@ -12,7 +12,7 @@ import pytest
 from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.core.ids import Epoch
-from stagekeeper.runtime.process import identity_of
+from stagekeeper.host.process import identity_of
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import types_pb2
 from stagekeeper.wire.error_details import describe

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from stagekeeper.host.process import identity_of
 from stagekeeper.runtime.crash_points import VARIABLE
-from stagekeeper.runtime.process import identity_of
 from stagekeeper.v1 import types_pb2
 from tests.fakes.agents import AgentProcess, agent_in
 from tests.fakes.overseer import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stagekeeper.runtime import process
-from stagekeeper.runtime.process import (
+from stagekeeper.host import process
+from stagekeeper.host.process import (
     ExitStatus,
     ProcessHandle,
     ProcessIdentity,

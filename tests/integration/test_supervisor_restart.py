@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from stagekeeper.runtime.server import AddressTaken
+from stagekeeper.host.server import AddressTaken
 from stagekeeper.supervisor.app import Supervisor
 from stagekeeper.supervisor.lifetime import run
 from stagekeeper.supervisor.settings import SupervisorSettings

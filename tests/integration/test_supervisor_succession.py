@@ -14,8 +14,8 @@ import pytest
 
 from stagekeeper.core.ids import NO_EPOCH, Epoch
 from stagekeeper.core.settings import RegistrySettings
+from stagekeeper.host.server import AddressTaken
 from stagekeeper.runtime.convert import epoch_to_proto
-from stagekeeper.runtime.server import AddressTaken
 from stagekeeper.supervisor.app import Supervisor
 from stagekeeper.supervisor.lifetime import SteppedDown, run
 from stagekeeper.supervisor.settings import SupervisorSettings

@@ -10,8 +10,8 @@ from typing import Any
 from stagekeeper.agent.card_owners import program_name, seen_on_card
 from stagekeeper.agent.devices import CardProcess
 from stagekeeper.agent.host_claims import StageClaim
+from stagekeeper.host.process import identity_of
 from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import identity_of
 
 NOBODYS = 2**22 + 1
 

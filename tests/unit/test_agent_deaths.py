@@ -11,8 +11,8 @@ from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.oom import OomWitness
 from stagekeeper.core.ids import WorkerId
 from stagekeeper.core.states import Phase, ShardState
+from stagekeeper.host.process import ExitStatus, ProcessHandle, ProcessIdentity
 from stagekeeper.runtime.launch import note_phase
-from stagekeeper.runtime.process import ExitStatus, ProcessHandle, ProcessIdentity
 from stagekeeper.v1 import types_pb2
 from tests.fakes.held_stage import Held
 

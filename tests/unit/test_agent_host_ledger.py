@@ -35,8 +35,8 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.model import Device, MemoryNeed, StageSpec, StageStart
+from stagekeeper.host.process import ProcessIdentity, boot_id, find_members, identity_of
 from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import ProcessIdentity, boot_id, find_members, identity_of
 
 CARD = DeviceId("GPU-a")
 DOMAIN = "host/GPU-a"

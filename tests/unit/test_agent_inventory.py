@@ -24,7 +24,7 @@ from stagekeeper.core.model import (
     StageSpec,
     StageStart,
 )
-from stagekeeper.runtime.tasks import TaskOwner
+from stagekeeper.host.tasks import TaskOwner
 from tests.fakes.virtual_clock import VirtualClock
 
 A, B = DeviceId("GPU-a"), DeviceId("GPU-b")

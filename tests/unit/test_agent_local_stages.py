@@ -34,8 +34,8 @@ from stagekeeper.core.ids import (
 )
 from stagekeeper.core.model import OperationRecord, ShardAddress, ShardRecord
 from stagekeeper.core.states import OperationState, ShardState
+from stagekeeper.host.process import ProcessIdentity, boot_id, identity_of
 from stagekeeper.runtime.launch import INSTANCE_ENV, Launch
-from stagekeeper.runtime.process import ProcessIdentity, boot_id, identity_of
 from tests.harness.processes import lock_held
 
 Spawn = Callable[[str], ProcessIdentity]

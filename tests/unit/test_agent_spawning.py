@@ -16,8 +16,8 @@ from stagekeeper.agent.spawning import Spawner
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import Device
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import SystemClock
-from stagekeeper.runtime.tasks import TaskOwner
 from tests.fakes.overseer import plan, stage
 
 CARD = Device(DeviceId("GPU-a"), "cuda", "", 0, total_bytes=2**30)

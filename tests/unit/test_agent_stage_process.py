@@ -10,7 +10,7 @@ from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.core.states import Phase, ShardState
-from stagekeeper.runtime.tasks import TaskOwner
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.v1 import types_pb2
 from tests.fakes.held_stage import Held
 

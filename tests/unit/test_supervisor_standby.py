@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stagekeeper.core.ids import NO_EPOCH, Epoch
-from stagekeeper.runtime.server import AddressTaken
+from stagekeeper.host.server import AddressTaken
 from stagekeeper.supervisor.endpoint_look import Found, Served, Silent, Stranger, Vacant
 from stagekeeper.supervisor.predecessor import Foreign, Free, Occupied, Turn, find_predecessor
 from stagekeeper.supervisor.settings import SupervisorSettings

@@ -34,7 +34,7 @@ from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
 from stagekeeper.core.model import Failure
 from stagekeeper.core.states import ShardState
-from stagekeeper.runtime.process import ProcessHandle, boot_id
+from stagekeeper.host.process import ProcessHandle, boot_id
 
 _FIRST_WORD_S: Final = 10.0
 """What a process takes at most from its spawn to the first line of its log, on a busy host. One

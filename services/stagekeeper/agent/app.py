@@ -55,9 +55,9 @@ from stagekeeper.agent.transport import GrpcTransport, Transport
 from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.core.ids import DeviceId, FailureId, OperationId
 from stagekeeper.core.model import Failure, WorkerReport
+from stagekeeper.host.server import Server
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock, SystemClock
-from stagekeeper.runtime.server import Server
-from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 
 _log = structlog.get_logger(__name__)

@@ -15,8 +15,8 @@ from typing import Final
 from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import DeviceId
+from stagekeeper.host.process import resident_bytes
 from stagekeeper.runtime.clock import Clock
-from stagekeeper.runtime.process import resident_bytes
 
 _LOOK_AGAIN_S: Final = 0.1
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagekeeper.agent.card_use import SeenProcess
+from stagekeeper.host.process import environment_value, identity_of, read_stat
 from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import environment_value, identity_of, read_stat
 
 if TYPE_CHECKING:
     from stagekeeper.agent.devices import CardProcess

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from stagekeeper.core.ids import DeploymentName, InstanceId, ReplicaIndex, SlotKey, StageId
+from stagekeeper.host.process import ProcessIdentity, is_alive, members_by
 from stagekeeper.runtime.launch import INSTANCE_ENV, LAUNCH_FILE, LOG_FILE, Launch, read_launch
-from stagekeeper.runtime.process import ProcessIdentity, is_alive, members_by
 
 
 @dataclass(frozen=True, slots=True)

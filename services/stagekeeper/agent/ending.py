@@ -17,9 +17,9 @@ import structlog
 from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId
+from stagekeeper.host.process import ProcessHandle, ProcessIdentity, find_members
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import ProcessHandle, ProcessIdentity, find_members
 
 _log = structlog.get_logger(__name__)
 

@@ -28,8 +28,7 @@ from stagekeeper.agent.directory import file_name
 from stagekeeper.agent.host_lock import holder_of, worker_lock_file
 from stagekeeper.core.ids import WorkerId
 from stagekeeper.core.limits import LARGEST_BYTES, LONGEST_NAME
-from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import (
+from stagekeeper.host.process import (
     ProcessIdentity,
     boot_id,
     find_members,
@@ -37,6 +36,7 @@ from stagekeeper.runtime.process import (
     is_alive,
     real_user,
 )
+from stagekeeper.runtime.launch import INSTANCE_ENV
 
 _LARGEST_FILE_BYTES: Final = 4 * 2**20
 _MOST_FILES_OF_USER: Final = 256

@@ -36,7 +36,7 @@ from stagekeeper.agent.host_claims import (
 from stagekeeper.agent.host_lock import LockHeld, TurnLock
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import ClusterName, WorkerId
-from stagekeeper.runtime.process import boot_id, identity_of
+from stagekeeper.host.process import boot_id, identity_of
 
 _log = structlog.get_logger(__name__)
 

@@ -26,8 +26,8 @@ from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import Device
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock
-from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
 

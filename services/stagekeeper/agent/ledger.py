@@ -31,7 +31,7 @@ from stagekeeper.core.errors import FieldProblem, PlanError, Reason, Refused, ba
 from stagekeeper.core.ids import DeviceId, InstanceId, OperationId, StageId
 from stagekeeper.core.model import Device, DeviceClaim, ForeignHolder, StageStart
 from stagekeeper.core.planner import Holding, admission_report
-from stagekeeper.runtime.process import ProcessIdentity
+from stagekeeper.host.process import ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import structlog
 from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.states import ShardState
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock
-from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
 

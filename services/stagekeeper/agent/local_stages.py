@@ -32,8 +32,7 @@ from stagekeeper.agent.records import (
 from stagekeeper.core.ids import OperationId, WorkerId
 from stagekeeper.core.model import ShardRecord
 from stagekeeper.core.states import ShardState
-from stagekeeper.runtime.launch import INSTANCE_ENV, LOG_FILE, Launch
-from stagekeeper.runtime.process import (
+from stagekeeper.host.process import (
     ProcessIdentity,
     age_s,
     boot_id,
@@ -41,6 +40,7 @@ from stagekeeper.runtime.process import (
     own_bytes,
     resident_bytes,
 )
+from stagekeeper.runtime.launch import INSTANCE_ENV, LOG_FILE, Launch
 
 _Members = Mapping[str, Sequence[ProcessIdentity]]
 

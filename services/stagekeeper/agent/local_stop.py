@@ -59,10 +59,10 @@ from stagekeeper.core.states import (
     ShardState,
     check_move,
 )
+from stagekeeper.host.process import boot_id, members_by, read_stat
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import SystemClock
 from stagekeeper.runtime.launch import INSTANCE_ENV, Launch
-from stagekeeper.runtime.process import boot_id, members_by, read_stat
-from stagekeeper.runtime.tasks import TaskOwner
 
 REASON: Final = "stopped by `stagekeeper stages --local`"
 

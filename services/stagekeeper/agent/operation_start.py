@@ -30,8 +30,8 @@ from stagekeeper.agent.stages import Stages
 from stagekeeper.core.errors import InitError
 from stagekeeper.core.ids import StageId
 from stagekeeper.core.model import OperationPlan, StageStart
+from stagekeeper.host.process import age_s
 from stagekeeper.runtime import crash_points
-from stagekeeper.runtime.process import age_s
 
 _log = structlog.get_logger(__name__)
 

@@ -31,8 +31,8 @@ from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
 from stagekeeper.core.model import Failure, OperationPlan, OperationRecord, Peer
 from stagekeeper.core.states import OperationState, ShardState
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime import crash_points
-from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
 

@@ -22,6 +22,7 @@ from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_du
 from stagekeeper.core.ids import Generation, InstanceId, SlotKey
 from stagekeeper.core.model import Peer, ShardRecord
 from stagekeeper.core.states import Phase
+from stagekeeper.host.process import ProcessHandle, ProcessIdentity, environment_holds
 from stagekeeper.runtime.launch import (
     INSTANCE_ENV,
     LAUNCH_FILE,
@@ -30,7 +31,6 @@ from stagekeeper.runtime.launch import (
     noted_phase,
     write_launch,
 )
-from stagekeeper.runtime.process import ProcessHandle, ProcessIdentity, environment_holds
 
 _log = structlog.get_logger(__name__)
 

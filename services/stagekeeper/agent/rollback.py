@@ -23,8 +23,8 @@ from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import Failure, RollbackRecord
 from stagekeeper.core.names import cut
 from stagekeeper.core.states import OperationState, RollbackEnding
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime import crash_points
-from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.stages import Stages
+from stagekeeper.host.process import resident_bytes
 from stagekeeper.runtime.clock import Clock
-from stagekeeper.runtime.process import resident_bytes
 
 _LONGEST_INTERVAL_S: Final = 2.0
 """An idle agent costs next to nothing at this pace, and it is that of heartbeats."""

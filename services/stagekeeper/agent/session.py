@@ -34,10 +34,10 @@ from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.core.errors import Reason
 from stagekeeper.core.ids import FailureId, OperationId
 from stagekeeper.core.model import Failure
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock, sleep_until_set
 from stagekeeper.runtime.convert import epoch_from_proto, failure_to_proto
 from stagekeeper.runtime.retry import FailedAttempt, GaveUp, Retry
-from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.v1 import supervisor_service_pb2 as supervisor_pb2
 
 _log = structlog.get_logger(__name__)

@@ -16,8 +16,8 @@ from stagekeeper.agent.device_choice import parse_choice
 from stagekeeper.agent.directory import SOCKET_PATH_BYTES, AgentDirectory
 from stagekeeper.agent.host_lock import default_lock_dir
 from stagekeeper.core.ids import ClusterName, WorkerId
+from stagekeeper.host.server import check_loopback, split_address
 from stagekeeper.runtime.retry import Backoff
-from stagekeeper.runtime.server import check_loopback, split_address
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 LONGEST_NAME = 63

@@ -18,7 +18,7 @@ from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId, OperationId
 from stagekeeper.core.states import ShardState
-from stagekeeper.runtime.tasks import TaskOwner
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.v1 import types_pb2
 
 _log = structlog.get_logger(__name__)

@@ -22,10 +22,10 @@ from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, InstanceId, SlotKey
 from stagekeeper.core.model import Device, OperationPlan, ShardRecord, StageStart
 from stagekeeper.core.states import ShardState
+from stagekeeper.host.process import WaitingProcess, boot_id, spawn
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.launch import INSTANCE_ENV, START_LINE, Launch, LaunchDevice
-from stagekeeper.runtime.process import WaitingProcess, boot_id, spawn
 
 _PASSED_ON: Final = (
     "PATH",

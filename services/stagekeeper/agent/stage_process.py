@@ -31,13 +31,13 @@ from stagekeeper.core.model import (
     ShardRecord,
 )
 from stagekeeper.core.states import SHARD_MOVES, IllegalMove, Phase, ShardState, check_move
+from stagekeeper.host.process import ProcessHandle, resident_bytes
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.convert import (
     phase_from_proto,
     progress_from_proto,
     shard_state_from_proto,
 )
-from stagekeeper.runtime.process import ProcessHandle, resident_bytes
 from stagekeeper.v1 import stage_control_service_pb2 as control_pb2
 from stagekeeper.v1 import types_pb2
 

@@ -26,10 +26,10 @@ from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId, OperationId, SlotKey
 from stagekeeper.core.model import ShardRecord
 from stagekeeper.core.states import ShardState
+from stagekeeper.host.process import ProcessHandle
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
-from stagekeeper.runtime.process import ProcessHandle
-from stagekeeper.runtime.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
 

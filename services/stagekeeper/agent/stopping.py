@@ -19,7 +19,7 @@ from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import Generation, InstanceId, SlotKey
-from stagekeeper.runtime.tasks import TaskOwner
+from stagekeeper.host.tasks import TaskOwner
 
 _log = structlog.get_logger(__name__)
 

@@ -43,7 +43,7 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
     Raises:
         CliError: exit code 2.
     """
-    from stagekeeper.runtime.server import check_loopback
+    from stagekeeper.host.server import check_loopback
 
     try:
         check_loopback(endpoint, insecure=insecure)

@@ -104,7 +104,7 @@ def _of_a_server(error: Exception) -> CliError | None:
     from stagekeeper.agent.host_lock import LockHeld
     from stagekeeper.agent.identity import IdentityUnreadable
     from stagekeeper.agent.settings import SettingsError
-    from stagekeeper.runtime.server import NotLoopback
+    from stagekeeper.host.server import NotLoopback
     from stagekeeper.supervisor.settings import SettingsRefused
 
     if isinstance(error, SettingsError | SettingsRefused):

@@ -68,7 +68,7 @@ def allowed_entrypoints(allow: Sequence[str], addresses: Sequence[str]) -> tuple
     Raises:
         CliError: others can ask, and nobody said what for.
     """
-    from stagekeeper.runtime.server import NotLoopback, check_loopback
+    from stagekeeper.host.server import NotLoopback, check_loopback
 
     if allow:
         return tuple(allow)

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from stagekeeper.actor import context
+from stagekeeper.host.server import Server
 from stagekeeper.runtime.launch import Launch, read_launch
-from stagekeeper.runtime.server import Server
 from stagekeeper.stage import control_service, stage_service
 from stagekeeper.stage.activity import Activity
 from stagekeeper.stage.control_service import StageControlService

@@ -20,10 +20,10 @@ import structlog
 from stagekeeper.core.commands import AgentTarget, LookForReign, Work
 from stagekeeper.core.ids import NO_EPOCH, ClusterName, Epoch, WorkerId
 from stagekeeper.core.registry import Registry
+from stagekeeper.host.server import Server, split_address
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock, SystemClock
 from stagekeeper.runtime.private_folder import make_state_folder
-from stagekeeper.runtime.server import Server, split_address
-from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.supervisor.agent_calls import AgentCalls
 from stagekeeper.supervisor.agent_channels import AgentChannels
 from stagekeeper.supervisor.creation import Creations

@@ -19,8 +19,8 @@ from typing import Any, Final
 import grpc
 
 from stagekeeper.core.ids import Epoch
+from stagekeeper.host.server import split_address
 from stagekeeper.runtime.convert import epoch_from_proto
-from stagekeeper.runtime.server import split_address
 from stagekeeper.v1 import discovery_service_pb2 as discovery_pb2
 from stagekeeper.v1 import discovery_service_pb2_grpc as discovery_grpc
 from stagekeeper.wire.error_details import is_own_cancellation

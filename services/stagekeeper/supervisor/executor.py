@@ -37,8 +37,8 @@ from stagekeeper.core.events import (
 )
 from stagekeeper.core.ids import OperationId, WorkerId
 from stagekeeper.core.states import OperationState
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime import crash_points
-from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
 from stagekeeper.supervisor.operation_run import OperationRun
 from stagekeeper.supervisor.progress_hub import ProgressHub

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import structlog
 
 from stagekeeper.core.ids import Epoch
+from stagekeeper.host.server import AddressTaken
 from stagekeeper.runtime.clock import Clock, SystemClock
-from stagekeeper.runtime.server import AddressTaken
 from stagekeeper.supervisor.app import Supervisor
 from stagekeeper.supervisor.predecessor import find_predecessor
 from stagekeeper.supervisor.settings import SupervisorSettings

@@ -28,9 +28,9 @@ from stagekeeper.core.model import OperationRecord
 from stagekeeper.core.planner import init_groups
 from stagekeeper.core.start_run import Order, Reserve, StartRun, StartStages, Step, Undo
 from stagekeeper.core.states import OperationState
+from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import sleep_until_set
-from stagekeeper.runtime.tasks import TaskOwner
 from stagekeeper.supervisor.agent_calls import AgentCalls, AgentError
 from stagekeeper.supervisor.step_call import StepCall, StepRequest
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2

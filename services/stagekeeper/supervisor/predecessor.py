@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from stagekeeper.core.ids import NO_EPOCH, Epoch
-from stagekeeper.runtime.server import AddressTaken
+from stagekeeper.host.server import AddressTaken
 from stagekeeper.supervisor.endpoint_look import (
     Found,
     Served,

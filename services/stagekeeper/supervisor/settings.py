@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagekeeper.core.settings import RegistrySettings
-from stagekeeper.runtime.server import check_loopback, split_address
+from stagekeeper.host.server import check_loopback, split_address
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 LONGEST_NAME = 63

@@ -14,8 +14,8 @@ from typing import Final
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.records import RECORD_FILE
 from stagekeeper.core.ids import WorkerId
+from stagekeeper.host.process import ProcessHandle, find_members
 from stagekeeper.runtime.launch import INSTANCE_ENV
-from stagekeeper.runtime.process import ProcessHandle, find_members
 
 _MOST_ROUNDS: Final = 10
 """What is killed may have started something in the meantime; each round finds less."""

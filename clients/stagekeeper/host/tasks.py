@@ -11,10 +11,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
-
-_log = structlog.get_logger(__name__)
-
 
 class TaskOwner:
     """Owns the background tasks of one part of a program.
@@ -71,4 +67,8 @@ class TaskOwner:
         if self._on_failure is not None:
             self._on_failure(task.get_name(), error)
         else:
-            _log.error("a background task failed", task=task.get_name(), exc_info=error)
+            import structlog  # here: it takes long to import, and is seldom needed
+
+            structlog.get_logger(__name__).error(
+                "a background task failed", task=task.get_name(), exc_info=error
+            )

@@ -1,0 +1,1 @@
+"""What every program of ours needs of its machine: processes, owned tasks, gRPC servers."""
