@@ -49,6 +49,200 @@ OPERATION_STEP_COMMIT: OperationStep.ValueType  # 3
 Global___OperationStep: _TypeAlias = OperationStep  # noqa: Y015
 
 @_typing.final
+class SpawnProcsRequest(_message.Message):
+    """Starts processes for actors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvironmentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    PROCS_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    """Must equal the agent's."""
+    procs_id: _builtins.str
+    """Made by the owner, one per set of processes; a repeat joins."""
+    token: _builtins.str
+    """The secret of the actor tree, which each process demands of who connects."""
+    count: _builtins.int
+    """How many."""
+    lease_s: _builtins.float
+    """How long the processes go on after this stream broke."""
+    name: _builtins.str
+    """The name of the set, for people and logs."""
+    owner: _builtins.str
+    """Who owns them, for people: the root's host, program and pid."""
+    @_builtins.property
+    def replace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Places of this set whose processes ended and shall be replaced, from 0; only in a repeat."""
+
+    @_builtins.property
+    def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables for them beside the agent's own list."""
+
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        procs_id: _builtins.str = ...,
+        token: _builtins.str = ...,
+        count: _builtins.int = ...,
+        replace: _abc.Iterable[_builtins.int] | None = ...,
+        lease_s: _builtins.float = ...,
+        environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "count", b"count", "environment", b"environment", "lease_s", b"lease_s", "name", b"name", "owner", b"owner", "procs_id", b"procs_id", "replace", b"replace", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpawnProcsRequest: _TypeAlias = SpawnProcsRequest  # noqa: Y015
+
+@_typing.final
+class SpawnProcsResponse(_message.Message):
+    """What became of the processes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___ProcStarted:
+        """A process is up."""
+
+    @_builtins.property
+    def ended(self) -> Global___ProcEnded:
+        """A process ended, or did not come up."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___ProcStarted | None = ...,
+        ended: Global___ProcEnded | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "event", b"event", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "event", b"event", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "ended"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___SpawnProcsResponse: _TypeAlias = SpawnProcsResponse  # noqa: Y015
+
+@_typing.final
+class ProcStarted(_message.Message):
+    """A process that is up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """Its place in the set, from 0."""
+    instance_id: _builtins.str
+    """It, as a start."""
+    address: _builtins.str
+    """Where it listens, `host:port`."""
+    pid: _builtins.int
+    """Its number on its host."""
+    boot_id: _builtins.str
+    """The boot of its host."""
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        boot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "boot_id", b"boot_id", "instance_id", b"instance_id", "pid", b"pid", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcStarted: _TypeAlias = ProcStarted  # noqa: Y015
+
+@_typing.final
+class ProcEnded(_message.Message):
+    """A process that ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    LAST_LOG_LINES_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """Its place in the set."""
+    instance_id: _builtins.str
+    """It, as a start."""
+    reason: _builtins.str
+    """Why, when it did not come up."""
+    pid: _builtins.int
+    """Its number on its host."""
+    @_builtins.property
+    def exit(self) -> _types_pb2.ExitInfo:
+        """How; absent when that is not known."""
+
+    @_builtins.property
+    def last_log_lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The last lines of its log, oldest first; at most 20."""
+
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        exit: _types_pb2.ExitInfo | None = ...,
+        reason: _builtins.str = ...,
+        last_log_lines: _abc.Iterable[_builtins.str] | None = ...,
+        pid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance_id", b"instance_id", "last_log_lines", b"last_log_lines", "pid", b"pid", "place", b"place", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcEnded: _TypeAlias = ProcEnded  # noqa: Y015
+
+@_typing.final
 class CommandHeader(_message.Message):
     """Whom a command is from and for."""
 

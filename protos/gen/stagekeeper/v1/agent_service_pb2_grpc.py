@@ -79,6 +79,11 @@ class AgentServiceStub:
                 request_serializer=stagekeeper_dot_v1_dot_agent__service__pb2.ReadStageLogRequest.SerializeToString,
                 response_deserializer=stagekeeper_dot_v1_dot_agent__service__pb2.ReadStageLogResponse.FromString,
                 _registered_method=True)
+        self.SpawnProcs = channel.unary_stream(
+                '/stagekeeper.v1.AgentService/SpawnProcs',
+                request_serializer=stagekeeper_dot_v1_dot_agent__service__pb2.SpawnProcsRequest.SerializeToString,
+                response_deserializer=stagekeeper_dot_v1_dot_agent__service__pb2.SpawnProcsResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -178,6 +183,23 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SpawnProcs(self, request, context):
+        """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
+        owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
+        ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
+        by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
+        they end at once: SIGKILL to them and to all that they started. No header: they belong to their
+        owner and to no reign. They end with the agent.
+
+        Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
+        agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
+        class, or what it names does not fit). A process that does not come up is no error of the call:
+        its `ended` says why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +237,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.ReadStageLog,
                     request_deserializer=stagekeeper_dot_v1_dot_agent__service__pb2.ReadStageLogRequest.FromString,
                     response_serializer=stagekeeper_dot_v1_dot_agent__service__pb2.ReadStageLogResponse.SerializeToString,
+            ),
+            'SpawnProcs': grpc.unary_stream_rpc_method_handler(
+                    servicer.SpawnProcs,
+                    request_deserializer=stagekeeper_dot_v1_dot_agent__service__pb2.SpawnProcsRequest.FromString,
+                    response_serializer=stagekeeper_dot_v1_dot_agent__service__pb2.SpawnProcsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -416,6 +443,33 @@ class AgentService:
             '/stagekeeper.v1.AgentService/ReadStageLog',
             stagekeeper_dot_v1_dot_agent__service__pb2.ReadStageLogRequest.SerializeToString,
             stagekeeper_dot_v1_dot_agent__service__pb2.ReadStageLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SpawnProcs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stagekeeper.v1.AgentService/SpawnProcs',
+            stagekeeper_dot_v1_dot_agent__service__pb2.SpawnProcsRequest.SerializeToString,
+            stagekeeper_dot_v1_dot_agent__service__pb2.SpawnProcsResponse.FromString,
             options,
             channel_credentials,
             insecure,

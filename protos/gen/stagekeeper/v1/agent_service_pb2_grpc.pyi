@@ -99,6 +99,19 @@ class AgentServiceStub:
     Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
     INVALID_ARGUMENT BAD_FIELD.
     """
+    SpawnProcs: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.SpawnProcsRequest, _agent_service_pb2.SpawnProcsResponse]
+    """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
+    owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
+    ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
+    by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
+    they end at once: SIGKILL to them and to all that they started. No header: they belong to their
+    owner and to no reign. They end with the agent.
+
+    Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
+    agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
+    class, or what it names does not fit). A process that does not come up is no error of the call:
+    its `ended` says why.
+    """
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -170,6 +183,19 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
     INVALID_ARGUMENT BAD_FIELD.
+    """
+    SpawnProcs: _aio.UnaryStreamMultiCallable[_agent_service_pb2.SpawnProcsRequest, _agent_service_pb2.SpawnProcsResponse]  # type: ignore[assignment]
+    """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
+    owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
+    ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
+    by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
+    they end at once: SIGKILL to them and to all that they started. No header: they belong to their
+    owner and to no reign. They end with the agent.
+
+    Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
+    agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
+    class, or what it names does not fit). A process that does not come up is no error of the call:
+    its `ended` says why.
     """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -281,6 +307,25 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Codes: NOT_FOUND STAGE_UNKNOWN: this agent never had such a stage, or no previous instance.
         INVALID_ARGUMENT BAD_FIELD.
+        """
+
+    @_abc_1.abstractmethod
+    def SpawnProcs(
+        self,
+        request: _agent_service_pb2.SpawnProcsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.SpawnProcsResponse], _abc.AsyncIterator[_agent_service_pb2.SpawnProcsResponse]]:
+        """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
+        owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
+        ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
+        by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
+        they end at once: SIGKILL to them and to all that they started. No header: they belong to their
+        owner and to no reign. They end with the agent.
+
+        Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
+        agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
+        class, or what it names does not fit). A process that does not come up is no error of the call:
+        its `ended` says why.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,8 +5,10 @@ Calls to a stage: the data plane. Served by the stage process itself; no supervi
 is in the path.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from stagekeeper.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -133,27 +135,23 @@ Global___CallStreamResponse: _TypeAlias = CallStreamResponse  # noqa: Y015
 
 @_typing.final
 class ConnectRequest(_message.Message):
-    """A frame to a stage."""
+    """What one end of a connection has to say: any number of frames, in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    FRAME_ID_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
-    frame_id: _builtins.int
-    """Pairs an answer with its call; unique within the stream."""
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def call(self) -> Global___CallRequest:
-        """The call."""
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]:
+        """At least one."""
 
     def __init__(
         self,
         *,
-        frame_id: _builtins.int = ...,
-        call: Global___CallRequest | None = ...,
+        frames: _abc.Iterable[Global___Frame] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "frame_id", b"frame_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,28 +159,415 @@ Global___ConnectRequest: _TypeAlias = ConnectRequest  # noqa: Y015
 
 @_typing.final
 class ConnectResponse(_message.Message):
-    """A frame from a stage."""
+    """What the other end has to say: any number of frames, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        frames: _abc.Iterable[Global___Frame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
+
+@_typing.final
+class Frame(_message.Message):
+    """One thing said on a connection. `call` and `cancel` go to who serves, `reply`, `error` and `failure`
+    come from there; `hello` and `beat` go both ways.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FRAME_ID_FIELD_NUMBER: _builtins.int
+    HELLO_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     REPLY_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.int
-    """The call that it answers."""
+    """Pairs an answer with its call: made by the caller, unique within the stream. 0 where nothing is
+    answered.
+    """
     @_builtins.property
-    def reply(self) -> Global___CallResponse:
-        """The answer."""
+    def hello(self) -> Global___Hello:
+        """The first of a stream."""
+
+    @_builtins.property
+    def call(self) -> Global___CallFrame:
+        """A call, or with `is_cast` a message without an answer."""
+
+    @_builtins.property
+    def reply(self) -> Global___Reply:
+        """One value: the answer, or one of several."""
+
+    @_builtins.property
+    def error(self) -> Global___CallError:
+        """The call ended without an answer."""
+
+    @_builtins.property
+    def cancel(self) -> Global___Cancel:
+        """Nobody waits for this call any more."""
+
+    @_builtins.property
+    def failure(self) -> Global___RankFailed:
+        """A rank of a mesh that the other end owns has failed, or has news of what failed below it."""
+
+    @_builtins.property
+    def beat(self) -> Global___Beat:
+        """The sender lives and its loop turns."""
 
     def __init__(
         self,
         *,
         frame_id: _builtins.int = ...,
-        reply: Global___CallResponse | None = ...,
+        hello: Global___Hello | None = ...,
+        call: Global___CallFrame | None = ...,
+        reply: Global___Reply | None = ...,
+        error: Global___CallError | None = ...,
+        cancel: Global___Cancel | None = ...,
+        failure: Global___RankFailed | None = ...,
+        beat: Global___Beat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "call", b"call", "cancel", b"cancel", "error", b"error", "failure", b"failure", "hello", b"hello", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_id", b"frame_id", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "call", b"call", "cancel", b"cancel", "error", b"error", "failure", b"failure", "frame_id", b"frame_id", "hello", b"hello", "reply", b"reply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "call", "reply", "error", "cancel", "failure", "beat"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class Hello(_message.Message):
+    """Who speaks on a connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    PEER_INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    BEAT_S_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """The secret of the actor tree; empty towards a deployed stage."""
+    instance_id: _builtins.str
+    """The process that speaks, as a start: new with every process."""
+    peer_instance_id: _builtins.str
+    """The process that is meant; empty means whoever listens there."""
+    session_id: _builtins.str
+    """The actors that were spawned with this name end when the connection has been broken for the lease,
+    unless a new one says the same. Empty: the speaker owns nothing there.
+    """
+    lease_s: _builtins.float
+    """Silence of this length is a stall, or, when the connection is broken, the end of the session."""
+    beat_s: _builtins.float
+    """At least one frame is sent in this time; a quarter of the lease."""
+    boot_id: _builtins.str
+    """Both ends are on one host, as far as the speaker knows: its boot id. A broken connection between two
+    processes of one host is the end of one of them, and nothing is waited for.
+    """
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+        peer_instance_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        lease_s: _builtins.float = ...,
+        beat_s: _builtins.float = ...,
+        boot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_s", b"beat_s", "boot_id", b"boot_id", "instance_id", b"instance_id", "lease_s", b"lease_s", "peer_instance_id", b"peer_instance_id", "session_id", b"session_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
+Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class CallFrame(_message.Message):
+    """One call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    IS_CAST_FIELD_NUMBER: _builtins.int
+    IS_STREAM_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    target_id: _builtins.str
+    """The actor, or the instance of a deployed stage; empty means the stage."""
+    endpoint: _builtins.str
+    """The endpoint's name."""
+    timeout_s: _builtins.float
+    """What is left of the caller's deadline; absent without one."""
+    is_cast: _builtins.bool
+    """Nothing is answered: what goes wrong is a failure of the target's, told to its owner."""
+    is_stream: _builtins.bool
+    """Every value that the endpoint yields is wanted, each in a reply of its own."""
+    sender: _builtins.str
+    """Who calls, for people: "root", "manager[0]"."""
+    @_builtins.property
+    def payload(self) -> _types_pb2.Payload:
+        """Its arguments."""
+
+    def __init__(
+        self,
+        *,
+        target_id: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        payload: _types_pb2.Payload | None = ...,
+        timeout_s: _builtins.float | None = ...,
+        is_cast: _builtins.bool = ...,
+        is_stream: _builtins.bool = ...,
+        sender: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "payload", b"payload", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "endpoint", b"endpoint", "is_cast", b"is_cast", "is_stream", b"is_stream", "payload", b"payload", "sender", b"sender", "target_id", b"target_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___CallFrame: _TypeAlias = CallFrame  # noqa: Y015
+
+@_typing.final
+class Reply(_message.Message):
+    """A value."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    has_more: _builtins.bool
+    """More follow; the last reply of a stream has no payload."""
+    @_builtins.property
+    def payload(self) -> _types_pb2.Payload:
+        """It, in the content type of the call."""
+
+    def __init__(
+        self,
+        *,
+        payload: _types_pb2.Payload | None = ...,
+        has_more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_more", b"has_more", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reply: _TypeAlias = Reply  # noqa: Y015
+
+@_typing.final
+class CallError(_message.Message):
+    """How a call ended without an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    EXCEPTION_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """From the table of reasons."""
+    message: _builtins.str
+    """One sentence for a person."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Facts a program can act on."""
+
+    @_builtins.property
+    def exception(self) -> Global___RemoteException:
+        """ENDPOINT_RAISED: what it raised."""
+
+    @_builtins.property
+    def failure(self) -> _types_pb2.Failure:
+        """The target has failed: the same failure that its owner is told of."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        exception: Global___RemoteException | None = ...,
+        failure: _types_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exception", b"exception", "failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exception", b"exception", "failure", b"failure", "message", b"message", "metadata", b"metadata", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallError: _TypeAlias = CallError  # noqa: Y015
+
+@_typing.final
+class RemoteException(_message.Message):
+    """An exception that was raised elsewhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    BUILTIN_TYPES_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TRACEBACK_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    MESH_NAME_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    IS_EXPLICIT_CAUSE_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """Its type as Python prints it: "ValueError", "torch.OutOfMemoryError"."""
+    message: _builtins.str
+    """Its text."""
+    traceback: _builtins.str
+    """Its traceback, that of its causes included; of a long one the end."""
+    rank: _builtins.int
+    """The rank that raised, and its mesh."""
+    mesh_name: _builtins.str
+    """The mesh's name."""
+    is_explicit_cause: _builtins.bool
+    """It was raised from `cause` (`raise … from …`), and not while handling it."""
+    @_builtins.property
+    def builtin_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The builtin types that it is, nearest first: what can be caught without its module."""
+
+    @_builtins.property
+    def cause(self) -> Global___RemoteException:
+        """What it was raised from, or while handling which it was raised; the chain goes on in there."""
+
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        builtin_types: _abc.Iterable[_builtins.str] | None = ...,
+        message: _builtins.str = ...,
+        traceback: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        mesh_name: _builtins.str = ...,
+        cause: Global___RemoteException | None = ...,
+        is_explicit_cause: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builtin_types", b"builtin_types", "cause", b"cause", "is_explicit_cause", b"is_explicit_cause", "mesh_name", b"mesh_name", "message", b"message", "rank", b"rank", "traceback", b"traceback", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoteException: _TypeAlias = RemoteException  # noqa: Y015
+
+@_typing.final
+class Cancel(_message.Message):
+    """Nobody waits for the call with this frame's id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
+
+@_typing.final
+class RankFailed(_message.Message):
+    """News of a failure, for the process that owns the mesh."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ACTOR_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    """The mesh."""
+    rank: _builtins.int
+    """Which of its ranks."""
+    actor_id: _builtins.str
+    """The actor, as a start."""
+    @_builtins.property
+    def failure(self) -> _types_pb2.Failure:
+        """What happened."""
+
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        actor_id: _builtins.str = ...,
+        failure: _types_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "failure", b"failure", "mesh_id", b"mesh_id", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankFailed: _TypeAlias = RankFailed  # noqa: Y015
+
+@_typing.final
+class Beat(_message.Message):
+    """A sign of life."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OTHER_ACTOR_COUNT_FIELD_NUMBER: _builtins.int
+    other_actor_count: _builtins.int
+    """Actors that the process hosts for other sessions than the one that is told."""
+    def __init__(
+        self,
+        *,
+        other_actor_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other_actor_count", b"other_actor_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Beat: _TypeAlias = Beat  # noqa: Y015

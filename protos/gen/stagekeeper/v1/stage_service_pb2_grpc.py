@@ -91,9 +91,21 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request_iterator, context):
-        """Ordered frames for the SDK. Not built yet.
+        """Ordered frames between two processes, for the SDK: one stream carries every call that one process
+        makes to another, in the order in which they were made, and their answers in the order in which
+        they are ready. A process of an actor tree serves it for all its actors; a deployed stage for
+        itself.
 
-        Codes: UNIMPLEMENTED NOT_YET: use Call.
+        The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
+        at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
+        for the lease takes the other for stalled; the end of the stream ends every call on it. What a
+        call is refused with comes back in its `error` frame, with the reasons listed above; the stream
+        goes on.
+
+        Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
+        of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
+        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
+        DRAINING: it is ending.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

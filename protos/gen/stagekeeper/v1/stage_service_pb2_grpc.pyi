@@ -51,9 +51,21 @@ class StageServiceStub:
     CallStream: _grpc.UnaryStreamMultiCallable[_stage_service_pb2.CallStreamRequest, _stage_service_pb2.CallStreamResponse]
     """Calls an endpoint that yields; one message per value."""
     Connect: _grpc.StreamStreamMultiCallable[_stage_service_pb2.ConnectRequest, _stage_service_pb2.ConnectResponse]
-    """Ordered frames for the SDK. Not built yet.
+    """Ordered frames between two processes, for the SDK: one stream carries every call that one process
+    makes to another, in the order in which they were made, and their answers in the order in which
+    they are ready. A process of an actor tree serves it for all its actors; a deployed stage for
+    itself.
 
-    Codes: UNIMPLEMENTED NOT_YET: use Call.
+    The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
+    at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
+    for the lease takes the other for stalled; the end of the stream ends every call on it. What a
+    call is refused with comes back in its `error` frame, with the reasons listed above; the stream
+    goes on.
+
+    Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
+    of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
+    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
+    DRAINING: it is ending.
     """
 
 @_typing.type_check_only
@@ -77,9 +89,21 @@ class StageServiceAsyncStub(StageServiceStub):
     CallStream: _aio.UnaryStreamMultiCallable[_stage_service_pb2.CallStreamRequest, _stage_service_pb2.CallStreamResponse]  # type: ignore[assignment]
     """Calls an endpoint that yields; one message per value."""
     Connect: _aio.StreamStreamMultiCallable[_stage_service_pb2.ConnectRequest, _stage_service_pb2.ConnectResponse]  # type: ignore[assignment]
-    """Ordered frames for the SDK. Not built yet.
+    """Ordered frames between two processes, for the SDK: one stream carries every call that one process
+    makes to another, in the order in which they were made, and their answers in the order in which
+    they are ready. A process of an actor tree serves it for all its actors; a deployed stage for
+    itself.
 
-    Codes: UNIMPLEMENTED NOT_YET: use Call.
+    The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
+    at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
+    for the lease takes the other for stalled; the end of the stream ends every call on it. What a
+    call is refused with comes back in its `error` frame, with the reasons listed above; the stream
+    goes on.
+
+    Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
+    of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
+    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
+    DRAINING: it is ending.
     """
 
 class StageServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -118,9 +142,21 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_stage_service_pb2.ConnectRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_service_pb2.ConnectResponse], _abc.AsyncIterator[_stage_service_pb2.ConnectResponse]]:
-        """Ordered frames for the SDK. Not built yet.
+        """Ordered frames between two processes, for the SDK: one stream carries every call that one process
+        makes to another, in the order in which they were made, and their answers in the order in which
+        they are ready. A process of an actor tree serves it for all its actors; a deployed stage for
+        itself.
 
-        Codes: UNIMPLEMENTED NOT_YET: use Call.
+        The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
+        at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
+        for the lease takes the other for stalled; the end of the stream ends every call on it. What a
+        call is refused with comes back in its `error` frame, with the reasons listed above; the stream
+        goes on.
+
+        Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
+        of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
+        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
+        DRAINING: it is ending.
         """
 
 def add_StageServiceServicer_to_server(servicer: StageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -414,7 +414,19 @@ class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKi
     FAILURE_KIND_GONE: _FailureKind.ValueType  # 6
     """Its agent found it gone after having been away itself."""
     FAILURE_KIND_STALLED: _FailureKind.ValueType  # 7
-    """Alive without progress."""
+    """Alive without progress: no beat within the lease, or a message that goes on and on."""
+    FAILURE_KIND_BROADCAST_RAISED: _FailureKind.ValueType  # 8
+    """An endpoint raised and nobody waited for its answer."""
+    FAILURE_KIND_UNDELIVERABLE: _FailureKind.ValueType  # 9
+    """A message came to a rank that had ended."""
+    FAILURE_KIND_CLEANUP_RAISED: _FailureKind.ValueType  # 10
+    """`__cleanup__` raised, or went over its budget."""
+    FAILURE_KIND_UNHANDLED: _FailureKind.ValueType  # 11
+    """A failure below was not handled: `__supervise__` is absent or said no."""
+    FAILURE_KIND_SUPERVISE_RAISED: _FailureKind.ValueType  # 12
+    """`__supervise__` raised, went over its limit, or was cut off by the end of its actor."""
+    FAILURE_KIND_OWNER_GONE: _FailureKind.ValueType  # 13
+    """Whoever owned it is gone."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """What kind of failure this is."""
@@ -434,7 +446,19 @@ FAILURE_KIND_INIT_TIMEOUT: FailureKind.ValueType  # 5
 FAILURE_KIND_GONE: FailureKind.ValueType  # 6
 """Its agent found it gone after having been away itself."""
 FAILURE_KIND_STALLED: FailureKind.ValueType  # 7
-"""Alive without progress."""
+"""Alive without progress: no beat within the lease, or a message that goes on and on."""
+FAILURE_KIND_BROADCAST_RAISED: FailureKind.ValueType  # 8
+"""An endpoint raised and nobody waited for its answer."""
+FAILURE_KIND_UNDELIVERABLE: FailureKind.ValueType  # 9
+"""A message came to a rank that had ended."""
+FAILURE_KIND_CLEANUP_RAISED: FailureKind.ValueType  # 10
+"""`__cleanup__` raised, or went over its budget."""
+FAILURE_KIND_UNHANDLED: FailureKind.ValueType  # 11
+"""A failure below was not handled: `__supervise__` is absent or said no."""
+FAILURE_KIND_SUPERVISE_RAISED: FailureKind.ValueType  # 12
+"""`__supervise__` raised, went over its limit, or was cut off by the end of its actor."""
+FAILURE_KIND_OWNER_GONE: FailureKind.ValueType  # 13
+"""Whoever owned it is gone."""
 Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
 @_typing.final
@@ -1186,6 +1210,12 @@ class FailureOrigin(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    MESH_NAME_FIELD_NUMBER: _builtins.int
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    INCARNATIONS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker whose agent saw it."""
     deployment: _builtins.str
@@ -1204,9 +1234,27 @@ class FailureOrigin(_message.Message):
     """The phase that it was in; unspecified when it was READY."""
     pid: _builtins.int
     """Its process on that worker's host."""
+    mesh_name: _builtins.str
+    """Of an actor or a process of a tree: the mesh's name. The fields above that a deployment has are then
+    empty, and instance_id is that of the actor or the process.
+    """
+    mesh_id: _builtins.str
+    """The mesh."""
+    endpoint: _builtins.str
+    """The endpoint that was called, where there was one."""
+    sender: _builtins.str
+    """Who called it."""
     @_builtins.property
     def generation(self) -> Global___Generation:
         """The set of shards that it belonged to."""
+
+    @_builtins.property
+    def incarnations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The lives of the ranks that failed, from 1, in the order of `ranks`."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks that failed, ascending."""
 
     def __init__(
         self,
@@ -1221,10 +1269,16 @@ class FailureOrigin(_message.Message):
         generation: Global___Generation | None = ...,
         phase: Global___Phase.ValueType = ...,
         pid: _builtins.int = ...,
+        mesh_name: _builtins.str = ...,
+        mesh_id: _builtins.str = ...,
+        incarnations: _abc.Iterable[_builtins.int] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        endpoint: _builtins.str = ...,
+        sender: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "generation", b"generation", "instance_id", b"instance_id", "phase", b"phase", "pid", b"pid", "replica_index", b"replica_index", "shard_index", b"shard_index", "stage_id", b"stage_id", "stage_name", b"stage_name", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "endpoint", b"endpoint", "generation", b"generation", "incarnations", b"incarnations", "instance_id", b"instance_id", "mesh_id", b"mesh_id", "mesh_name", b"mesh_name", "phase", b"phase", "pid", b"pid", "ranks", b"ranks", "replica_index", b"replica_index", "sender", b"sender", "shard_index", b"shard_index", "stage_id", b"stage_id", "stage_name", b"stage_name", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1239,9 +1293,9 @@ class FailureHop(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
-    """Who: "stage thinker", "replica 0", "deployment qwen3-omni", "cluster"."""
+    """Who: "stage thinker", "replica 0", "deployment qwen3-omni", "cluster"; "manager[0]", "root"."""
     decision: _builtins.str
-    """What it decided: "handled", "passed on", "rolled back"."""
+    """What it decided: "handled", "passed on", "rolled back"; "refused", "raised ValueError: …"."""
     def __init__(
         self,
         *,
