@@ -50,7 +50,7 @@ Global___OperationStep: _TypeAlias = OperationStep  # noqa: Y015
 
 @_typing.final
 class SpawnProcsRequest(_message.Message):
-    """Starts processes for actors."""
+    """Runs processes for actors."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -77,33 +77,36 @@ class SpawnProcsRequest(_message.Message):
     CLUSTER_FIELD_NUMBER: _builtins.int
     PROCS_ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    REPLACE_FIELD_NUMBER: _builtins.int
+    INSTANCE_IDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Must equal the agent's."""
     procs_id: _builtins.str
-    """Made by the owner, one per set of processes; a repeat joins."""
+    """The set, minted by its owner."""
     token: _builtins.str
     """The secret of the actor tree, which each process demands of who connects."""
-    count: _builtins.int
-    """How many."""
+    incarnation: _builtins.int
+    """The life of the agent that started some of them, as `ProcStarted` told it; 0 before any was told."""
     lease_s: _builtins.float
-    """How long the processes go on after this stream broke."""
+    """How long the processes go on without a stream; at most an hour. Of the set's first request."""
     name: _builtins.str
     """The name of the set, for people and logs."""
     owner: _builtins.str
     """Who owns them, for people: the root's host, program and pid."""
+    ends: _builtins.bool
+    """Ends the set; what else is asked for is not looked at."""
     @_builtins.property
-    def replace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Places of this set whose processes ended and shall be replaced, from 0; only in a repeat."""
+    def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The processes, as starts: UUIDs in hexadecimal, minted by the owner, each used for one process."""
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables for them beside the agent's own list."""
+        """Variables for new processes beside the agent's own list."""
 
     def __init__(
         self,
@@ -111,16 +114,17 @@ class SpawnProcsRequest(_message.Message):
         cluster: _builtins.str = ...,
         procs_id: _builtins.str = ...,
         token: _builtins.str = ...,
-        count: _builtins.int = ...,
-        replace: _abc.Iterable[_builtins.int] | None = ...,
+        instance_ids: _abc.Iterable[_builtins.str] | None = ...,
+        incarnation: _builtins.int = ...,
         lease_s: _builtins.float = ...,
         environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         name: _builtins.str = ...,
         owner: _builtins.str = ...,
+        ends: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "count", b"count", "environment", b"environment", "lease_s", b"lease_s", "name", b"name", "owner", b"owner", "procs_id", b"procs_id", "replace", b"replace", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "ends", b"ends", "environment", b"environment", "incarnation", b"incarnation", "instance_ids", b"instance_ids", "lease_s", b"lease_s", "name", b"name", "owner", b"owner", "procs_id", b"procs_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,7 +144,7 @@ class SpawnProcsResponse(_message.Message):
 
     @_builtins.property
     def ended(self) -> Global___ProcEnded:
-        """A process ended, or did not come up."""
+        """A process ended, or did not come up. Told once on a stream, last."""
 
     def __init__(
         self,
@@ -164,13 +168,11 @@ class ProcStarted(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLACE_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
-    """Its place in the set, from 0."""
+    INCARNATION_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """It, as a start."""
     address: _builtins.str
@@ -179,18 +181,20 @@ class ProcStarted(_message.Message):
     """Its number on its host."""
     boot_id: _builtins.str
     """The boot of its host."""
+    incarnation: _builtins.int
+    """The life of the agent that started it."""
     def __init__(
         self,
         *,
-        place: _builtins.int = ...,
         instance_id: _builtins.str = ...,
         address: _builtins.str = ...,
         pid: _builtins.int = ...,
         boot_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "boot_id", b"boot_id", "instance_id", b"instance_id", "pid", b"pid", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "boot_id", b"boot_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,20 +206,17 @@ class ProcEnded(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLACE_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     LAST_LOG_LINES_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
-    place: _builtins.int
-    """Its place in the set."""
     instance_id: _builtins.str
     """It, as a start."""
     reason: _builtins.str
-    """Why, when it did not come up."""
+    """Why, when it did not come up or was made to end."""
     pid: _builtins.int
-    """Its number on its host."""
+    """Its number on its host; 0 when it never ran."""
     @_builtins.property
     def exit(self) -> _types_pb2.ExitInfo:
         """How; absent when that is not known."""
@@ -227,7 +228,6 @@ class ProcEnded(_message.Message):
     def __init__(
         self,
         *,
-        place: _builtins.int = ...,
         instance_id: _builtins.str = ...,
         exit: _types_pb2.ExitInfo | None = ...,
         reason: _builtins.str = ...,
@@ -236,7 +236,7 @@ class ProcEnded(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance_id", b"instance_id", "last_log_lines", b"last_log_lines", "pid", b"pid", "place", b"place", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance_id", b"instance_id", "last_log_lines", b"last_log_lines", "pid", b"pid", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,17 +100,30 @@ class AgentServiceStub:
     INVALID_ARGUMENT BAD_FIELD.
     """
     SpawnProcs: _grpc.UnaryStreamMultiCallable[_agent_service_pb2.SpawnProcsRequest, _agent_service_pb2.SpawnProcsResponse]
-    """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
-    owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
-    ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
-    by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
-    they end at once: SIGKILL to them and to all that they started. No header: they belong to their
-    owner and to no reign. They end with the agent.
+    """Runs processes for actors for as long as their owner holds this stream: it is the owner's lease.
+    A request names processes as starts that the owner minted. One that is new to the set is started;
+    one that was started is joined, and never started again. So a repeat changes nothing, and fills
+    the places of those that ended when it names others for them. Of each one named the stream tells
+    `started` when it is up, and `ended` when it and all that it started are gone; a repeat is told of
+    all again. The stream stays open until its caller leaves it, or the set ends.
 
-    Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
-    agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
-    class, or what it names does not fit). A process that does not come up is no error of the call:
-    its `ended` says why.
+    Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
+    processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.
+    An end that is wanted at once is a repeat with `ends`; its stream ends when nothing is left. A set
+    that has ended is never made again. A caller that vanished without a word is noticed in half a
+    minute; processes whose owner is silent need not wait for that.
+
+    No header: they belong to their owner and to no reign. They end with the agent: in order when it
+    is ended, by the kernel when it is killed; what they had started ends before the next agent of
+    this worker registers. No memory is reserved for them: what they use of a GPU is foreign to every
+    admission, as anybody's is, and what they use of a slice of host memory is counted by nobody.
+
+    Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. PERMISSION_DENIED
+    NOT_ALLOWED: this agent starts no actors (its `--allow` names nothing), or the set is somebody
+    else's. NOT_FOUND PROCS_UNKNOWN: the set has ended. ABORTED STALE_INCARNATION: it ended with an
+    earlier life of the agent. RESOURCE_EXHAUSTED ADMISSION_REFUSED: too many processes. UNAVAILABLE
+    DRAINING: the agent is ending; an open stream says so when all that it tells of has ended. A
+    process that does not come up is no error of the call: its `ended` says why.
     """
 
 @_typing.type_check_only
@@ -185,17 +198,30 @@ class AgentServiceAsyncStub(AgentServiceStub):
     INVALID_ARGUMENT BAD_FIELD.
     """
     SpawnProcs: _aio.UnaryStreamMultiCallable[_agent_service_pb2.SpawnProcsRequest, _agent_service_pb2.SpawnProcsResponse]  # type: ignore[assignment]
-    """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
-    owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
-    ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
-    by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
-    they end at once: SIGKILL to them and to all that they started. No header: they belong to their
-    owner and to no reign. They end with the agent.
+    """Runs processes for actors for as long as their owner holds this stream: it is the owner's lease.
+    A request names processes as starts that the owner minted. One that is new to the set is started;
+    one that was started is joined, and never started again. So a repeat changes nothing, and fills
+    the places of those that ended when it names others for them. Of each one named the stream tells
+    `started` when it is up, and `ended` when it and all that it started are gone; a repeat is told of
+    all again. The stream stays open until its caller leaves it, or the set ends.
 
-    Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
-    agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
-    class, or what it names does not fit). A process that does not come up is no error of the call:
-    its `ended` says why.
+    Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
+    processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.
+    An end that is wanted at once is a repeat with `ends`; its stream ends when nothing is left. A set
+    that has ended is never made again. A caller that vanished without a word is noticed in half a
+    minute; processes whose owner is silent need not wait for that.
+
+    No header: they belong to their owner and to no reign. They end with the agent: in order when it
+    is ended, by the kernel when it is killed; what they had started ends before the next agent of
+    this worker registers. No memory is reserved for them: what they use of a GPU is foreign to every
+    admission, as anybody's is, and what they use of a slice of host memory is counted by nobody.
+
+    Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. PERMISSION_DENIED
+    NOT_ALLOWED: this agent starts no actors (its `--allow` names nothing), or the set is somebody
+    else's. NOT_FOUND PROCS_UNKNOWN: the set has ended. ABORTED STALE_INCARNATION: it ended with an
+    earlier life of the agent. RESOURCE_EXHAUSTED ADMISSION_REFUSED: too many processes. UNAVAILABLE
+    DRAINING: the agent is ending; an open stream says so when all that it tells of has ended. A
+    process that does not come up is no error of the call: its `ended` says why.
     """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -315,17 +341,30 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.SpawnProcsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_service_pb2.SpawnProcsResponse], _abc.AsyncIterator[_agent_service_pb2.SpawnProcsResponse]]:
-        """Starts processes for actors and keeps them for as long as somebody holds this stream: it is their
-        owner's lease. First comes one `started` per process, as each is up, then a `ended` for each that
-        ends. When the stream is broken, all of them end after `lease_s`, unless the request was repeated
-        by then: a repeat with the same procs_id joins, and is told of all again. Cancelled by its caller,
-        they end at once: SIGKILL to them and to all that they started. No header: they belong to their
-        owner and to no reign. They end with the agent.
+        """Runs processes for actors for as long as their owner holds this stream: it is the owner's lease.
+        A request names processes as starts that the owner minted. One that is new to the set is started;
+        one that was started is joined, and never started again. So a repeat changes nothing, and fills
+        the places of those that ended when it names others for them. Of each one named the stream tells
+        `started` when it is up, and `ended` when it and all that it started are gone; a repeat is told of
+        all again. The stream stays open until its caller leaves it, or the set ends.
 
-        Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. UNAVAILABLE DRAINING: the
-        agent is ending. PERMISSION_DENIED NOT_ALLOWED: this agent starts no actors (`--allow` names no
-        class, or what it names does not fit). A process that does not come up is no error of the call:
-        its `ended` says why.
+        Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
+        processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.
+        An end that is wanted at once is a repeat with `ends`; its stream ends when nothing is left. A set
+        that has ended is never made again. A caller that vanished without a word is noticed in half a
+        minute; processes whose owner is silent need not wait for that.
+
+        No header: they belong to their owner and to no reign. They end with the agent: in order when it
+        is ended, by the kernel when it is killed; what they had started ends before the next agent of
+        this worker registers. No memory is reserved for them: what they use of a GPU is foreign to every
+        admission, as anybody's is, and what they use of a slice of host memory is counted by nobody.
+
+        Codes: FAILED_PRECONDITION WRONG_CLUSTER. INVALID_ARGUMENT BAD_FIELD. PERMISSION_DENIED
+        NOT_ALLOWED: this agent starts no actors (its `--allow` names nothing), or the set is somebody
+        else's. NOT_FOUND PROCS_UNKNOWN: the set has ended. ABORTED STALE_INCARNATION: it ended with an
+        earlier life of the agent. RESOURCE_EXHAUSTED ADMISSION_REFUSED: too many processes. UNAVAILABLE
+        DRAINING: the agent is ending; an open stream says so when all that it tells of has ended. A
+        process that does not come up is no error of the call: its `ended` says why.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
