@@ -17,6 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -338,21 +339,32 @@ class WaitingProcess:
             os.close(self._start_pipe)
             self._start_pipe = -1
 
+    def take_pipe(self) -> int:
+        """Return the descriptor of the open pipe, which is the caller's to close from now on."""
+        start_pipe, self._start_pipe = self._start_pipe, -1
+        return start_pipe
+
 
 def spawn(
-    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    log_path: Path | None,
+    pass_fds: Sequence[int] = (),
 ) -> WaitingProcess:
     """Start a child in its own session, its stdin a start pipe, its output appended to a file.
 
-    A file, since a pipe whose reader dies kills the writer. The child inherits nothing else, and no
-    signal follows the death of the thread that spawned it.
+    A file, since a pipe whose reader dies kills the writer; without one its output goes where ours
+    goes. The child inherits `pass_fds` and nothing else, and no signal follows the death of the
+    thread that spawned it, unless it asks for one.
 
     Raises:
         OSError: it could not be started; nothing was.
     """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
-        with log_path.open("ab") as log:
+        with log_path.open("ab") if log_path is not None else nullcontext() as log:
             child = subprocess.Popen(
                 list(argv),
                 stdin=read_end,
@@ -361,6 +373,7 @@ def spawn(
                 env=dict(env),
                 cwd=cwd,
                 close_fds=True,
+                pass_fds=pass_fds,
                 start_new_session=True,
             )
     except BaseException:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from stagekeeper.cli.log_output import configure_logs
-from stagekeeper.cli.parent_death import die_with
+from stagekeeper.host.parent_death import die_with
 
 _log = structlog.get_logger(__name__)
 
