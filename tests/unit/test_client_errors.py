@@ -16,6 +16,7 @@ _CLASSES = {
     NextMove.CHOOSE_ANOTHER_NAME: errors.NameTaken,
     NextMove.GIVE_WAY: errors.OutOfDate,
     NextMove.WAIT_FOR_THE_STATE: errors.WrongState,
+    NextMove.ASK_FOR_THE_RIGHT: errors.NotAllowed,
     NextMove.FREE_SOMETHING: errors.NoRoom,
     NextMove.LIST_THEN_WATCH: errors.OutOfDate,
     NextMove.RETRY_WITH_BACKOFF: errors.Unavailable,

@@ -109,6 +109,10 @@ class PlanStale(WrongState):
     """The plan was for another spec, or the cluster has changed since: plan again, and look."""
 
 
+class NotAllowed(StagekeeperError):
+    """Whoever runs the other end does not let this be done: ask them, or do without."""
+
+
 class NoRoom(StagekeeperError):
     """Too little of something: free some, or come later."""
 
@@ -199,6 +203,7 @@ _NEXT_MOVES: Final[Mapping[str, str]] = {
     "DEPLOYMENT_UNKNOWN": "list the deployments and check the name",
     "STAGE_UNKNOWN": "name one of the stages that there are",
     "ENDPOINT_UNKNOWN": "name one of the endpoints that the message lists",
+    "PROCS_UNKNOWN": "start others: these have ended",
     "DEPLOYMENT_EXISTS": "delete the deployment, then deploy; or choose another name",
     "STALE_ROUTE": "repeat the call: the route is fetched anew",
     "REPLICA_DRAINING": "wait until it is gone, then repeat",
@@ -211,6 +216,7 @@ _NEXT_MOVES: Final[Mapping[str, str]] = {
     "SUPERVISOR_RECOVERING": "repeat when the workers are back",
     "DRAINING": "repeat: another replica may take it",
     "NO_REPLICA": "look at the deployment's state and reason, then repeat",
+    "NOT_ALLOWED": "ask whoever runs it to allow it (--allow), or do without",
     "ENDPOINT_RAISED": "look at the endpoint's code and the remote traceback",
     "NOT_YET": "do what the message says instead",
     "INTERNAL_BUG": "report it, with the server's log",
@@ -224,6 +230,7 @@ _BY_CODE: Final[Mapping[grpc.StatusCode, type[StagekeeperError]]] = {
     grpc.StatusCode.ABORTED: OutOfDate,
     grpc.StatusCode.OUT_OF_RANGE: OutOfDate,
     grpc.StatusCode.FAILED_PRECONDITION: WrongState,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: NoRoom,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

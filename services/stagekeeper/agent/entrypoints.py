@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from stagekeeper.wire.entrypoint_patterns import is_allowed, is_entrypoint
 
 
 class Entrypoints:
@@ -27,18 +28,16 @@ class Entrypoints:
 
     def problems(self, entrypoint: str) -> Iterator[str]:
         """Yield what is wrong with an entrypoint, each a sentence for whoever wrote the spec."""
-        module, separator, qualname = entrypoint.partition(":")
-        if not separator or not _is_dotted(module) or not _is_dotted(qualname):
+        if not is_entrypoint(entrypoint):
             yield f"{entrypoint!r} is not of the form module:Class"
             return
-        dotted = f"{module}.{qualname}"
-        if not any(fnmatchcase(dotted, pattern.replace(":", ".")) for pattern in self._allow):
+        if not is_allowed(entrypoint, self._allow):
             yield (
                 f"{entrypoint} is not allowed on this agent, which starts "
                 f"{', '.join(self._allow) or 'nothing'} (--allow)"
             )
             return
-        missing = self._missing_module(module)
+        missing = self._missing_module(entrypoint.partition(":")[0])
         if missing:
             yield (
                 f"{entrypoint}: no module {missing} in this agent's Python environment or in its "
@@ -58,10 +57,6 @@ class Entrypoints:
             if path is None and count < len(names):
                 return ".".join(names[: count + 1])
         return ""
-
-
-def _is_dotted(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
 
 
 def _is_found_otherwise(name: str) -> bool:

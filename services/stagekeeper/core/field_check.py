@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from stagekeeper.core.errors import FieldProblem
 from stagekeeper.core.limits import LONGEST_ID, LONGEST_SECONDS, MOST_RESTART_AGES
-from stagekeeper.core.names import text_problem
+from stagekeeper.core.names import shown, text_problem
 
 
 def named(found: Sequence[tuple[str, str]]) -> Iterator[FieldProblem]:
@@ -36,6 +36,19 @@ def length_problem(text: str, longest: int = LONGEST_ID) -> str:
 def count_problem(count: int, most: int) -> str:
     """Say that there are too many of something; empty when there are not."""
     return f"has {count} entries, at most {most} are taken" if count > most else ""
+
+
+def size_problem(size: int, largest: int) -> str:
+    """Say that something has too many bytes; empty when it has not."""
+    return "" if size <= largest else f"has {size} bytes, at most {largest} are taken"
+
+
+def twice_problem(values: Sequence[object]) -> str:
+    """Say which value is there twice; empty when each is there once."""
+    if len(set(values)) == len(values):
+        return ""
+    twice = next(value for value in values if values.count(value) > 1)
+    return f"{shown(twice) if isinstance(twice, str) else repr(twice)} is there twice"
 
 
 def range_problem(number: int, lowest: int, highest: int) -> str:

@@ -139,6 +139,17 @@ of the longest kind, in any script, stay below."""
 LARGEST_OPERATION_BYTES: Final = 786_432
 """Of an operation's record with its failure and its rollback."""
 
+# --- processes for actors
+
+MOST_PROCS: Final = 64
+"""Of one request."""
+
+MOST_AGENT_PROCS: Final = 1_024
+"""Of one agent at once. Each has a pipe, a pidfd and an interpreter of some 50 MB."""
+
+LONGEST_PROC_LEASE_S: Final = 3_600.0
+"""Whoever is away for longer has no use for what his actors knew."""
+
 # --- reads and messages
 
 MOST_LINES_READ: Final = 10_000

@@ -9,12 +9,12 @@ Invariant: a spec that passed can be written down, sent to an agent, and compare
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from stagekeeper.core.counted import counted
+from stagekeeper.core.env_check import env_problems
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.field_check import (
     count_problem,
@@ -22,19 +22,17 @@ from stagekeeper.core.field_check import (
     length_problem,
     range_problem,
     seconds_problem,
+    twice_problem,
 )
 from stagekeeper.core.limits import (
     DEEPEST_ARGS,
     LARGEST_BYTES,
     LARGEST_DEVICE,
-    LARGEST_ENV_BYTES,
-    LARGEST_ENV_VALUE_BYTES,
     LARGEST_SPEC_CHARACTERS,
     LONGEST_ENTRYPOINT,
     LONGEST_TEXT,
     MOST_ABILITIES,
     MOST_DEVICES,
-    MOST_ENV,
     MOST_IN_FLIGHT,
     MOST_LIST_ENTRIES,
     MOST_REPLICA_WORKERS,
@@ -42,14 +40,15 @@ from stagekeeper.core.limits import (
     MOST_STAGES,
 )
 from stagekeeper.core.model import DeploymentSpec, MemoryNeed, ModelInfo, Placement, StageSpec
-from stagekeeper.core.names import cut, name_problem, shown, text_problem
+from stagekeeper.core.names import name_problem, shown, text_problem
 
-RESERVED_ENV = "STAGEKEEPER_"
-CARDS_ENV = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+_CARDS_ENV = dict.fromkeys(
+    ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"),
+    "is set by the agent, from the stage's devices: leave it out",
+)
 """Which cards a stage sees is settled by placement and admission, which know only `devices`."""
 
 _TOO_DEEP = f"is nested deeper than {DEEPEST_ARGS} containers"
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -183,7 +182,7 @@ def _check_stage(path: str, stage: StageSpec, problems: _Problems) -> None:
     problems.add(f"{path}.args_json", _args_problem(stage.args_json))
     problems.add(f"{path}.devices", _devices_problem(stage.devices))
     _check_memory(path, stage, problems)
-    _check_env(path, stage.env, problems)
+    problems.wrong += env_problems(f"{path}.env", stage.env, taken=_CARDS_ENV)
     for limit in ("start_timeout_s", "stall_timeout_s", "stop_budget_s"):
         seconds = getattr(stage, limit)
         if seconds is not None:
@@ -216,30 +215,6 @@ def _amount_problem(need: MemoryNeed) -> str:
     if need.utilization is not None and not 0 < need.utilization <= 1:
         return f"utilization {need.utilization!r} is not in (0, 1]; 0.9 is 90 %"
     return ""
-
-
-def _check_env(path: str, env: Sequence[tuple[str, str]], problems: _Problems) -> None:
-    problems.add(f"{path}.env", _list_problem([name for name, _ in env], MOST_ENV))
-    size = 0
-    for name, value in env[:MOST_ENV]:
-        where = f"{path}.env[{cut(name, LONGEST_TEXT)}]"
-        value_size = len(value.encode("utf-8", "replace"))
-        size += len(name) + value_size
-        problems.add(where, _size_problem(value_size, LARGEST_ENV_VALUE_BYTES))
-        problems.add(where, length_problem(name))
-        if not _ENV_NAME.match(name):
-            problems.add(where, "is no variable's name: letters, digits and _, not a digit first")
-        elif name.startswith(RESERVED_ENV):
-            problems.add(where, f"names that begin with {RESERVED_ENV} are set by the agent")
-        elif name in CARDS_ENV:
-            problems.add(where, "is set by the agent, from the stage's devices: leave it out")
-        if "\0" in value:
-            problems.add(where, "its value contains a NUL character")
-    problems.add(f"{path}.env", _size_problem(size, LARGEST_ENV_BYTES))
-
-
-def _size_problem(size: int, largest: int) -> str:
-    return "" if size <= largest else f"has {size} bytes, at most {largest} are taken"
 
 
 def _args_problem(args_json: str) -> str:
@@ -297,7 +272,7 @@ def _devices_problem(devices: Sequence[int]) -> str:
     wrong = [device for device in devices if not 0 <= device <= LARGEST_DEVICE]
     if wrong:
         return f"{wrong} are not from 0 to {LARGEST_DEVICE}: they number the replica's own cards"
-    return _twice_problem(devices)
+    return twice_problem(devices)
 
 
 def _count_problem(stages: Sequence[StageSpec]) -> str:
@@ -311,14 +286,7 @@ def _text_problem(text: str) -> str:
 
 
 def _list_problem(texts: Sequence[str], most: int = MOST_LIST_ENTRIES) -> str:
-    return count_problem(len(texts), most) or _twice_problem(texts)
-
-
-def _twice_problem(values: Sequence[object]) -> str:
-    if len(set(values)) == len(values):
-        return ""
-    twice = next(value for value in values if values.count(value) > 1)
-    return f"{shown(twice) if isinstance(twice, str) else repr(twice)} is there twice"
+    return count_problem(len(texts), most) or twice_problem(texts)
 
 
 def _listed(names: Iterable[str]) -> str:
