@@ -1,0 +1,108 @@
+"""What an exception of somebody else's code is called, says, and looks like, as plain text.
+
+Decided here: which frames are left out of a traceback, at its start only: what led to the author's
+code and is ours. Texts are cut by bytes, since that is what a message has room for. Invariant: no
+exception, however broken, makes these functions raise, and what they return can be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import traceback
+from pathlib import Path
+from typing import Final
+
+_NOT_THEIRS: Final = (
+    str(Path(__file__).parent),
+    str(Path(concurrent.futures.__file__).parent),
+    str(Path(asyncio.__file__).parent),
+    str(importlib.__file__),
+    "<frozen importlib",
+)
+
+CUT: Final = "…"
+"""Stands where text was left out."""
+
+
+def type_name(error: BaseException) -> str:
+    """Return the type as Python prints it: `ValueError`, `torch.OutOfMemoryError`."""
+    cls = type(error)
+    if cls.__module__ in ("builtins", "__main__"):
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return what the error says of itself, whose `__str__` may raise as well."""
+    try:
+        return sendable(str(error))
+    except Exception as broken:
+        return f"(its message cannot be read: __str__ raised {type(broken).__qualname__})"
+
+
+def one_line(error: BaseException, most_bytes: int = 1_000) -> str:
+    """Return `Type: message`, of the message its first line."""
+    lines = message_of(error).strip().splitlines()
+    return beginning(f"{type_name(error)}: {lines[0]}" if lines else type_name(error), most_bytes)
+
+
+def author_traceback(error: BaseException) -> str:
+    """Format an error and what it came from, without the frames that led to the author's code.
+
+    A traceback in which nothing else would be left is shown whole.
+    """
+    try:
+        told = traceback.TracebackException.from_exception(error, compact=True)
+        _leave_out_ours(told)
+        return sendable("".join(told.format()))
+    except Exception:  # its notes or its source are broken too: the frames alone, then
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return sendable(f"{frames}{type_name(error)}: {message_of(error)}\n")
+
+
+def _leave_out_ours(told: traceback.TracebackException) -> None:
+    # By hand, since a chain may be deeper than Python recurses.
+    rest: list[traceback.TracebackException | None] = [told]
+    while rest:
+        one = rest.pop()
+        if one is None:
+            continue
+        theirs = next(
+            (
+                at
+                for at, frame in enumerate(one.stack)
+                if not frame.filename.startswith(_NOT_THEIRS)
+            ),
+            0,
+        )
+        del one.stack[:theirs]
+        rest += [one.__cause__, one.__context__, *(one.exceptions or ())]
+
+
+def sendable(text: str) -> str:
+    """Replace what is no text in any encoding, such as the undecodable bytes of a file's name."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def beginning(text: str, most_bytes: int) -> str:
+    """Cut sendable text to so many bytes of UTF-8, the mark of the cut at its end included."""
+    if len(text) * 4 <= most_bytes:
+        return text
+    data = text.encode()
+    if len(data) <= most_bytes:
+        return text
+    room = max(0, most_bytes - len(CUT.encode()))
+    return data[:room].decode("utf-8", "ignore") + CUT
+
+
+def end(text: str, most_bytes: int) -> str:
+    """As `beginning`, but what is kept is the end, where a traceback says what matters."""
+    if len(text) * 4 <= most_bytes:
+        return text
+    data = text.encode()
+    if len(data) <= most_bytes:
+        return text
+    room = max(0, most_bytes - len(CUT.encode()))
+    return CUT + data[len(data) - room :].decode("utf-8", "ignore")

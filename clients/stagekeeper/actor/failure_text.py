@@ -1,0 +1,134 @@
+"""How a failure reads: one line, and the short tree that a person is shown.
+
+The tree goes from who failed last down to where it began, so that the root cause, which is what
+the reader needs, stands last and nearest to the prompt. Invariant: whatever a log line or a message
+contains, no control character of it reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from stagekeeper.actor.failure import MeshFailure
+
+_MOST_LOG_LINES: Final = 5
+_LONGEST_LINE: Final = 300
+_DEEPER: Final = "   "
+
+
+def place_name(mesh_name: str, ranks: Sequence[int]) -> str:
+    """Name ranks of a mesh: `workers[2]`, `workers[0-3,7]`; without ranks the mesh alone."""
+    name = mesh_name or "(unnamed)"
+    if not ranks:
+        return name
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return f"{name}[{','.join(str(a) if a == b else f'{a}-{b}' for a, b in runs)}]"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; of a signal without a name its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def end_of(failure: MeshFailure) -> str:
+    """Make the sentence of a failure that was given none."""
+    end = failure.exit
+    code = "an unknown code" if end is None or end.code is None else f"code {end.code}"
+    by = "a signal" if end is None or end.signal is None else signal_name(end.signal)
+    asked = f"{failure.endpoint or 'a message'}" + (
+        f" from {failure.sender}" if failure.sender else ""
+    )
+    sentences = {
+        "EXITED": f"exited with {code}, which nobody had asked for",
+        "SIGNALED": f"was ended by {by}",
+        "OUT_OF_MEMORY": "was ended by the kernel for memory",
+        "INIT_RAISED": "could not be made: its __init__ raised",
+        "INIT_TIMEOUT": "did not come up in time",
+        "GONE": "is gone, and how it ended is not known",
+        "STALLED": "is alive and makes no progress",
+        "BROADCAST_RAISED": f"raised in {asked}, for whose answer nobody waited",
+        "UNDELIVERABLE": f"was gone when {asked} came",
+        "CLEANUP_RAISED": "failed in its __cleanup__",
+        "UNHANDLED": "did not handle a failure below it",
+        "SUPERVISE_RAISED": "raised in its __supervise__",
+        "OWNER_GONE": "lost its owner",
+    }
+    return f"{failure.where} {sentences.get(failure.kind, 'failed')}"
+
+
+def summary_of(failure: MeshFailure) -> str:
+    """Say in one line what happened and, where that is something else, where it began."""
+    line = _line(failure.message)
+    return f"{line}: {_line(failure.root.message)}" if failure.causes else line
+
+
+def tree_of(failure: MeshFailure) -> str:
+    """Show a failure and what caused it, the root cause last."""
+    chain = (*failure.causes, failure)
+    lines: list[str] = []
+    for depth, one in enumerate(reversed(chain)):
+        indent = _DEEPER * depth
+        arrow = f"{_DEEPER * (depth - 1)} └ " if depth else ""
+        lines.append(f"{arrow}{one.kind}: {_line(one.message)} ({_line(one.id)})")
+        position = len(chain) - 1 - depth
+        before = chain[position - 1].path if position else ()
+        lines += [f"{indent}   {line}" for line in _details(one, len(before))]
+    return "\n".join(lines)
+
+
+def _details(failure: MeshFailure, hops_before: int) -> Iterator[str]:
+    facts = [f"pid {failure.pid}"] if failure.pid else []
+    if any(life > 1 for life in failure.incarnations):
+        facts.append(f"incarnation {', '.join(map(str, failure.incarnations))}")
+    if failure.exit is not None:
+        facts.append(str(failure.exit) + (", asked to end" if failure.exit.asked else ""))
+    if failure.detected_by:
+        facts.append(f"seen by {failure.detected_by}{_at(failure.detect_time)}")
+    if failure.restarts_tried:
+        facts.append(f"restarts tried: {failure.restarts_tried}")
+    if facts:
+        yield _line("; ".join(facts))
+    if failure.endpoint:
+        yield _line(
+            f"in {failure.endpoint}" + (f", sent by {failure.sender}" if failure.sender else "")
+        )
+    told = failure.remote_traceback.strip().splitlines()
+    if told and told[-1].strip() and told[-1].strip() not in failure.message:
+        yield _line(f"raised {told[-1].strip()}")
+    if failure.last_log_lines:
+        yield "the last lines of its log:"
+        for line in failure.last_log_lines[-_MOST_LOG_LINES:]:
+            yield f"  | {_line(line)}"
+    # The hop that made a failure stands in its message already.
+    made_by_hop = failure.kind in ("UNHANDLED", "SUPERVISE_RAISED")
+    for hop in failure.path[hops_before + made_by_hop :]:
+        yield _line(f"then {hop.owner}: {hop.decision}")
+
+
+def _at(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    try:
+        return f" at {datetime.fromtimestamp(seconds, UTC):%H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _line(text: str) -> str:
+    """Return the first line, cut, with whatever a terminal might obey made visible."""
+    first = next((line for line in text.splitlines() if line.strip()), "").strip()
+    if len(first) > _LONGEST_LINE:
+        first = first[: _LONGEST_LINE - 1] + "…"
+    return "".join(it if it.isprintable() else repr(it)[1:-1] for it in first)
