@@ -8,9 +8,9 @@ import pytest
 
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.failures import FailureSpool
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.core.ids import WorkerId
 from stagekeeper.core.states import Phase, ShardState
+from stagekeeper.host.oom import OomWitness
 from stagekeeper.host.process import ExitStatus, ProcessHandle, ProcessIdentity
 from stagekeeper.runtime.launch import note_phase
 from stagekeeper.v1 import types_pb2

@@ -9,13 +9,13 @@ from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.agent.ledger import Ledger
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.agent.spawning import Spawner
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import Device
+from stagekeeper.host.oom import OomWitness
 from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import SystemClock
 from tests.fakes.overseer import plan, stage

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.surroundings import look_around
+from stagekeeper.host.oom import OomWitness
 
 UNIT = "0::/system.slice/stagekeeper-agent.service\n"
 

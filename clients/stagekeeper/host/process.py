@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from stagekeeper.host import proc_table
+
 _PROC: Final = Path("/proc")
-_DEAD_STATES: Final = frozenset("ZXx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,14 @@ def boot_id() -> str:
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return None when no such process exists."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
-    except OSError:
-        return None
-    # The name, in parentheses, may hold spaces and parentheses itself.
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) < 22:
+    fields = proc_table.stat_fields(pid)
+    if fields is None:
         return None
     return ProcessStat(
-        identity=ProcessIdentity(pid, int(fields[19])),
-        is_dead=fields[0].decode() in _DEAD_STATES,
-        session=int(fields[3]),
-        resident_pages=int(fields[21]),
+        identity=ProcessIdentity(pid, proc_table.start_ticks_of(fields)),
+        is_dead=proc_table.is_dead(fields),
+        session=proc_table.session_of(fields),
+        resident_pages=proc_table.resident_pages_of(fields),
     )
 
 
@@ -98,28 +94,19 @@ def real_user(pid: int) -> int | None:
 
 
 def environment_holds(pid: int, name: str, value: str) -> bool | None:
-    """Return whether the process was started with this variable; None when that is not readable."""
-    environment = _environment(pid)
-    return None if environment is None else f"{name}={value}".encode() in environment
+    """Return whether the process was started with this variable; None when that is not known."""
+    # Empty while it executes another program; that says nothing of what it was started with.
+    environment = proc_table.environment(pid)
+    return f"{name}={value}".encode() in environment if environment else None
 
 
 def environment_value(pid: int, name: str) -> str | None:
     """Return with what value of a variable a process was started; None without, or unreadable."""
     prefix = f"{name}=".encode()
-    for variable in _environment(pid) or ():
+    for variable in proc_table.environment(pid) or ():
         if variable.startswith(prefix):
             return variable.removeprefix(prefix).decode(errors="replace")
     return None
-
-
-def _environment(pid: int) -> list[bytes] | None:
-    """Return what a process was started with, as `NAME=VALUE`; None when that is not readable."""
-    try:
-        block = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return None
-    # Empty while it executes another program; that says nothing of what it was started with.
-    return block.split(b"\0") if block else None
 
 
 def find_members(name: str, value: str, *, session: int | None = None) -> list[ProcessIdentity]:
@@ -160,11 +147,8 @@ def age_s(process: ProcessIdentity) -> float:
 
 def _living_others() -> Iterator[ProcessStat]:
     """Look at every living process of the host but this one."""
-    own_pid = os.getpid()
-    for entry in os.scandir(_PROC):
-        if not entry.name.isdigit() or int(entry.name) == own_pid:
-            continue
-        stat = read_stat(int(entry.name))
+    for pid in proc_table.other_pids():
+        stat = read_stat(pid)
         if stat is not None and not stat.is_dead:
             yield stat
 

@@ -36,7 +36,6 @@ from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.nvml import NvmlDevices
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
@@ -55,6 +54,7 @@ from stagekeeper.agent.transport import GrpcTransport, Transport
 from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.core.ids import DeviceId, FailureId, OperationId
 from stagekeeper.core.model import Failure, WorkerReport
+from stagekeeper.host.oom import OomWitness
 from stagekeeper.host.server import Server
 from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock, SystemClock

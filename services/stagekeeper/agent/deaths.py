@@ -18,13 +18,13 @@ import structlog
 from stagekeeper.agent.ending import kill_processes, stream_end
 from stagekeeper.agent.failures import FailureSpool, make_failure
 from stagekeeper.agent.log_tail import last_lines
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import WorkerId
 from stagekeeper.core.limits import MOST_LOG_LINES
 from stagekeeper.core.model import ExitInfo, Failure
 from stagekeeper.core.states import ShardState
+from stagekeeper.host.oom import OomWitness
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 

@@ -28,7 +28,6 @@ from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.host_lock import FileLock
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.local_stages import StageChoice
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import (
     OperationFile,
@@ -59,6 +58,7 @@ from stagekeeper.core.states import (
     ShardState,
     check_move,
 )
+from stagekeeper.host.oom import OomWitness
 from stagekeeper.host.process import boot_id, members_by, read_stat
 from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import SystemClock

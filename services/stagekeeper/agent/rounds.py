@@ -11,8 +11,8 @@ from typing import Final
 
 from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.liveness import Liveness
-from stagekeeper.agent.oom import OomWitness
 from stagekeeper.agent.stages import Stages
+from stagekeeper.host.oom import OomWitness
 from stagekeeper.host.process import resident_bytes
 from stagekeeper.runtime.clock import Clock
 

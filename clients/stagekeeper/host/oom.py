@@ -1,7 +1,8 @@
 """Whether the kernel killed for memory: evidence for a SIGKILL that nobody of ours sent.
 
-The kernel counts its kills per control group, and for the whole host. The counters are read with
-each of the agent's rounds and at a death, so a kill counts for a death that follows within a round.
+The kernel counts its kills per control group, and for the whole host. Whoever watches processes
+reads the counters now and then, and at a death: a kill counts for the death that follows within
+that time.
 """
 
 from __future__ import annotations
