@@ -1,0 +1,342 @@
+"""Calls to the ranks of a mesh: `workers.step.call(x)`, and its four sisters.
+
+Decided here: which ranks each way of calling asks, what becomes of several answers and errors, and
+that nothing is sent before all of the arguments are encoded. Not decided here: how a rank is
+reached, and what a dead one answers with (`RankLink`). Invariant: whoever stops waiting stops the
+calls that were made for them; no call is left behind.
+
+The way of one rank is the hot path: one future, no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Protocol, TypeVar
+
+from stagekeeper.actor.endpoint import Endpoint
+from stagekeeper.actor.errors import MeshError, NotSendable
+from stagekeeper.actor.value_mesh import ValueMesh
+from stagekeeper.client.errors import UnreadableAnswer
+from stagekeeper.v1.types_pb2 import Payload
+from stagekeeper.wire.payload import PayloadError, Tensors, decode, encode_arguments
+
+P = ParamSpec("P")
+Result = TypeVar("Result", covariant=True)
+Local = TypeVar("Local", covariant=True)
+
+_WAITING_VALUES_PER_RANK: Final = 4
+"""Values of a stream that are taken from the ranks before the caller asks for them."""
+
+
+class PayloadStream(Protocol):
+    """The values of one call. Closed by whoever stops reading before its end."""
+
+    def __aiter__(self) -> AsyncIterator[Payload]: ...
+
+    async def __anext__(self) -> Payload: ...
+
+    async def aclose(self) -> None: ...
+
+
+class RankLink(Protocol):
+    """The way to one rank. None of its methods raises: what goes wrong comes with the answer."""
+
+    @property
+    def rank(self) -> int:
+        """Its number in the whole mesh."""
+        ...
+
+    @property
+    def is_failed(self) -> bool:
+        """The rank has failed and is not back: what is asked of it fails at once."""
+        ...
+
+    @property
+    def outstanding(self) -> int:
+        """Calls of this process that the rank has not answered."""
+        ...
+
+    def call(self, endpoint: str, payload: Payload) -> asyncio.Future[Payload]:
+        """Send a call now; its future never ends as cancelled but by cancelling it, which ends the
+        call over there too."""
+        ...
+
+    def stream(self, endpoint: str, payload: Payload) -> PayloadStream:
+        """Send a call now, whose every value is wanted; closing it ends the call over there too."""
+        ...
+
+    def cast(self, endpoint: str, payload: Payload) -> None:
+        """Send a message to which nothing is answered."""
+        ...
+
+
+class RankView(Protocol):
+    """The ranks that calls go to: a whole mesh or a selection."""
+
+    @property
+    def name(self) -> str:
+        """The mesh's, for people."""
+        ...
+
+    @property
+    def links(self) -> Sequence[RankLink]:
+        """One per rank, ascending; at least one.
+
+        Raises:
+            MeshStopped: the mesh takes no more messages.
+        """
+        ...
+
+    @property
+    def tensors(self) -> Tensors:
+        """What tensors in answers become."""
+        ...
+
+
+class Ranked(NamedTuple, Generic[Result]):
+    """A value, and the rank that it came from."""
+
+    rank: int
+    value: Result
+
+
+class EndpointRef(Generic[P, Result, Local]):
+    """One endpoint of a mesh, ready to be called.
+
+    Errors of the endpoint are those of `stagekeeper.actor.errors`: RemoteError when it raised (the
+    actor lives on), Died when the rank has failed, MeshStopped when it was stopped. Cancelling what
+    awaits an answer cancels the calls. `asyncio.timeout` sets a limit.
+
+    Args:
+        name: the endpoint's.
+        view: whom calls go to.
+        endpoint: as the class declares it, where that is known: errors then name parameters, and
+            mistakes are found before anything is sent.
+    """
+
+    __slots__ = ("_endpoint", "_name", "_view")
+
+    def __init__(self, name: str, view: RankView, endpoint: Endpoint | None = None) -> None:
+        self._name = name
+        self._view = view
+        self._endpoint = endpoint
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Local:
+        """Run the method, on an actor itself. On a mesh: TypeError; say how to call it."""
+        raise TypeError(
+            f"{self._target} is on other processes: say {self._target}.call_one(…) for one rank, "
+            ".call(…) for all, .choose(…) for any one, .stream(…) or .broadcast(…)"
+        )
+
+    async def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call the one rank that there is, and return its answer.
+
+        Raises:
+            ValueError: there are several ranks.
+            NotSendable: an argument cannot travel; nothing was sent.
+        """
+        links = self._view.links
+        if len(links) != 1:
+            self._refuse_call_one(links)
+        payload = self._payload_once(args, kwargs)
+        answer: Result = self._decoded(await links[0].call(self._name, payload))
+        return answer
+
+    async def choose(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call the living rank with the fewest calls of this process under way; ties by chance.
+
+        Raises:
+            MeshError: no rank is alive.
+            NotSendable: an argument cannot travel; nothing was sent.
+        """
+        payload = self._payload_once(args, kwargs)
+        links = self._view.links
+        living = [link for link in links if not link.is_failed]
+        if not living:
+            # Each of them says what it died of.
+            _, failed = await self._gathered(links, payload)
+            raise MeshError(f"{self._target}: none of {len(links)} ranks is alive", failed, {})
+        fewest = min(link.outstanding for link in living)
+        link = random.choice([link for link in living if link.outstanding == fewest])
+        answer: Result = self._decoded(await link.call(self._name, payload))
+        return answer
+
+    async def call(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Result]:
+        """Call every rank, and return their answers by rank.
+
+        Waits for all of them, also when some fail.
+
+        Raises:
+            MeshError: of some rank there is no answer: `failed` and `ok`, by rank.
+            NotSendable: an argument cannot travel; nothing was sent.
+        """
+        payload = self._payload_once(args, kwargs)
+        links = self._view.links
+        answers, failed = await self._gathered(links, payload)
+        if failed:
+            raise MeshError(self._said(failed, len(links)), failed, answers)
+        return ValueMesh(answers)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Ranked[Result], None]:
+        """Call every rank, and yield their values as they come, each with its rank.
+
+        An endpoint that answers once yields once per rank. The calls are sent when the first value
+        is asked for. A rank that fails ends alone; the others go on. Leaving the loop early cancels
+        what is under way: soon after, or, within `async with contextlib.aclosing(…)`, at once.
+
+        Raises:
+            MeshError: at the end, when some rank failed: `failed` by rank; of the other ranks `ok`
+                has how many values they yielded.
+            NotSendable: an argument cannot travel; at once, and nothing is sent.
+        """
+        return self._streamed(self._payload(args, kwargs))
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send every rank a message to which nothing is answered, and do not wait.
+
+        What an endpoint raises then is a failure of its actor, told to the mesh's owner.
+
+        Raises:
+            TypeError: the arguments do not fit the endpoint.
+            NotSendable: an argument cannot travel; nothing was sent.
+        """
+        if self._endpoint is not None:
+            try:
+                self._endpoint.signature.bind(*args, **kwargs)
+            except TypeError as error:  # over there it would end the actor
+                raise TypeError(f"{error}; it is called as {self._endpoint}") from None
+        payload = self._payload(args, kwargs)
+        for link in self._view.links:
+            link.cast(self._name, payload)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._target}>"
+
+    # --- before anything is sent
+
+    @property
+    def _target(self) -> str:
+        return f"{self._view.name}.{self._name}"
+
+    def _payload_once(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Payload:
+        """Encode the arguments of a call that one value answers."""
+        if self._endpoint is not None and self._endpoint.kind.is_streaming:
+            raise TypeError(f"{self._target} yields several values: say .stream(…)")
+        return self._payload(args, kwargs)
+
+    def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Payload:
+        try:
+            return encode_arguments(args, kwargs)
+        except PayloadError as error:
+            raise NotSendable("an argument", str(error), target=self._target) from error
+
+    def _refuse_call_one(self, links: Sequence[RankLink]) -> NoReturn:
+        raise ValueError(
+            f"{self._target}.call_one asks exactly one rank, and here are {len(links)}: say "
+            ".call(…) for all of them, .choose(…) for any one, or select one: "
+            f"{self._view.name}[0].{self._name}.call_one(…)"
+        )
+
+    # --- what comes back
+
+    def _decoded(self, payload: Payload) -> Any:
+        try:
+            return decode(payload, self._view.tensors)
+        except PayloadError as error:
+            raise UnreadableAnswer(
+                f"what {self._target} answered cannot be decoded: {error}"
+            ) from error
+
+    def _said(self, failed: Mapping[int, Exception], size: int) -> str:
+        ranks = ", ".join(map(str, failed))
+        return f"{self._target}: no answer of {len(failed)} of {size} ranks ({ranks})"
+
+    async def _gathered(
+        self, links: Sequence[RankLink], payload: Payload
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Call all of `links`; return the answers and the errors, by rank."""
+        futures = [link.call(self._name, payload) for link in links]
+        try:
+            await asyncio.wait(futures)
+        except BaseException:
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # read, so that asyncio does not report it as lost
+            raise
+        answers: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        for link, future in zip(links, futures, strict=True):
+            try:
+                answers[link.rank] = self._decoded(await future)
+            except Exception as error:
+                failed[link.rank] = error
+        return answers, failed
+
+    async def _streamed(self, payload: Payload) -> AsyncGenerator[Ranked[Any], None]:
+        links = self._view.links
+        streams = [(link.rank, link.stream(self._name, payload)) for link in links]
+        counts = dict.fromkeys((rank for rank, _ in streams), 0)
+        failed: dict[int, Exception] = {}
+        merged = self._in_turn(*streams[0]) if len(streams) == 1 else self._at_once(streams)
+        async with aclosing(merged):
+            async for rank, value, error in merged:
+                if error is not None:
+                    failed[rank] = error
+                    continue
+                counts[rank] += 1
+                yield Ranked(rank, value)
+        if failed:
+            ok = {rank: count for rank, count in counts.items() if rank not in failed}
+            raise MeshError(self._said(failed, len(links)), failed, ok)
+
+    async def _in_turn(self, rank: int, stream: PayloadStream) -> AsyncGenerator[_Arrival, None]:
+        """Yield what one rank yields, and at last its error, if it has one."""
+        try:
+            while True:
+                try:
+                    value = self._decoded(await stream.__anext__())
+                except StopAsyncIteration:
+                    return
+                except Exception as error:
+                    yield rank, None, error
+                    return
+                yield rank, value, None
+        finally:
+            await stream.aclose()
+
+    async def _at_once(
+        self, streams: Sequence[tuple[int, PayloadStream]]
+    ) -> AsyncGenerator[_Arrival, None]:
+        """Yield what all ranks yield, in the order in which it comes."""
+        arrived: asyncio.Queue[_Arrival | None] = asyncio.Queue(
+            len(streams) * _WAITING_VALUES_PER_RANK
+        )
+
+        async def read(rank: int, stream: PayloadStream) -> None:
+            async with aclosing(self._in_turn(rank, stream)) as arrivals:
+                async for arrival in arrivals:
+                    await arrived.put(arrival)
+            await arrived.put(None)
+
+        readers = [
+            asyncio.create_task(read(rank, stream), name=f"{self._target} of rank {rank}")
+            for rank, stream in streams
+        ]
+        try:
+            reading = len(readers)
+            while reading:
+                arrival = await arrived.get()
+                if arrival is None:
+                    reading -= 1
+                else:
+                    yield arrival
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+
+_Arrival = tuple[int, Any, Exception | None]
