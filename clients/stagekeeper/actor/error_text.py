@@ -69,15 +69,11 @@ def _leave_out_ours(told: traceback.TracebackException) -> None:
         one = rest.pop()
         if one is None:
             continue
-        theirs = next(
-            (
-                at
-                for at, frame in enumerate(one.stack)
-                if not frame.filename.startswith(_NOT_THEIRS)
-            ),
-            0,
-        )
-        del one.stack[:theirs]
+        ours = 0
+        while ours < len(one.stack) and one.stack[ours].filename.startswith(_NOT_THEIRS):
+            ours += 1
+        if ours < len(one.stack):
+            del one.stack[:ours]
         rest += [one.__cause__, one.__context__, *(one.exceptions or ())]
 
 

@@ -184,7 +184,7 @@ class NotOwner(StagekeeperError):
         super().__init__(message, reason="NOT_OWNER", next_move="have the owner do it")
 
 
-class MeshError(ExceptionGroup[Exception], StagekeeperError, Generic[Value]):  # type: ignore[misc]
+class MeshError(ExceptionGroup[Exception], StagekeeperError, Generic[Value]):  # type: ignore[override]
     """Some ranks of a `call` gave no answer: look at each, or go on with those that did.
 
     Attributes:
@@ -225,7 +225,7 @@ class MeshError(ExceptionGroup[Exception], StagekeeperError, Generic[Value]):  #
 
 
 class UnhandledFault(KeyboardInterrupt):
-    """A failure reached the root of the tree, and nobody handled it: the program ends, as by Ctrl-C.
+    """A failure reached the root of the tree unhandled: the program ends, as by Ctrl-C.
 
     Handle failures below, in `__supervise__`, or replace `unhandled_fault_hook`.
 

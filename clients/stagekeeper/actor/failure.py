@@ -2,9 +2,9 @@
 
 Decided here: what a failure says, how it grows on its way up, and what it is equal by: all that it
 says but the time, which is for display. What caused it is kept flat, root first, so that a failure
-of a deep tree is no larger than its depth. Not decided here: who is told, and what is done about it.
-Invariant: the owner's mesh and its `respawn` belong to one owner in one process: they are no part of
-the value, and neither copies for others nor anything that travels has them.
+of a deep tree is no larger than its depth. Not decided here: who is told, and what is done then.
+Invariant: the owner's mesh and its `respawn` belong to one owner in one process: they are no part
+of the value, and neither what goes on to others nor what travels has them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from stagekeeper.actor.error_text import author_traceback, one_line
 from stagekeeper.actor.errors import NotOwner
 from stagekeeper.actor.failure_text import end_of, place_name, signal_name, summary_of, tree_of
-from stagekeeper.host.process import ExitStatus
+
+if TYPE_CHECKING:
+    from stagekeeper.host.process import ExitStatus
 
 
 class FailureKind(StrEnum):
@@ -285,7 +287,7 @@ class MeshFailure(_Owned):
         return given
 
     def with_hop(self, owner: str, decision: str) -> MeshFailure:
-        """Return it as it goes on from an owner: with what was decided, without the owner's mesh."""
+        """Return it as it goes on from an owner: with the decision, without the owner's mesh."""
         return replace(self, path=(*self.path, Hop(owner, decision)))
 
     # --- a value

@@ -2,9 +2,9 @@
 
 Decided here: which builtin type an exception has on the other side (the nearest one that means the
 same there), and how much of a chain of causes travels. An exception that steers its own process
-(KeyboardInterrupt, StopIteration, CancelledError, …) steers nothing elsewhere: it arrives as a plain
-RemoteError. Invariant: no exception, however broken, and no chain, however long or circular, makes
-`exception_to_proto` raise or its message larger than 160 KiB.
+(KeyboardInterrupt, StopIteration, CancelledError, …) steers nothing elsewhere: it arrives as a
+plain RemoteError. Invariant: no exception, however broken, and no chain, however long or circular,
+makes `exception_to_proto` raise or its message larger than 160 KiB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Final
 
 from stagekeeper.actor.error_text import (
@@ -39,6 +38,10 @@ _MOST_MEMBERS_TOLD: Final = 8
 # Not Exceptions are left out anyway. These are: the two that end an iteration, since `raise` turns
 # them into something else or ends a loop; groups, whose members do not travel.
 _NOT_TAKEN_OVER: Final = (StopIteration, StopAsyncIteration, BaseExceptionGroup)
+
+_WITH_TEXT: Final = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)
+
+_classes: dict[type[Exception], type[RemoteError]] = {Exception: RemoteError}
 
 _ERRNO: Final = re.compile(r"\[Errno (\d{1,6})\]")
 
@@ -134,38 +137,36 @@ def rebuilt(
     return error
 
 
-def nearest_builtin(names: Sequence[str]) -> type[Exception] | None:
-    """Return the first of these types that may be taken over here; None when that is any error."""
+def nearest_builtin(names: Sequence[str]) -> type[Exception]:
+    """Return the first of these types, unless it must not be taken over: Exception, then."""
     for name in names:
         cls = getattr(builtins, name, None)
         if not isinstance(cls, type) or not issubclass(cls, BaseException):
             continue  # of a later Python; the next one is less precise and true as well
         if not issubclass(cls, Exception) or issubclass(cls, _NOT_TAKEN_OVER):
-            return None
-        return None if cls is Exception else cls
-    return None
+            return Exception
+        return cls
+    return Exception
 
 
-@cache
-def remote_error_class(builtin: type[Exception] | None) -> type[RemoteError]:
+def remote_error_class(builtin: type[Exception]) -> type[RemoteError]:
     """Return the RemoteError that is also this builtin type; for one type always the same class."""
-    if builtin is None:
-        return RemoteError
+    found = _classes.get(builtin)
+    if found is not None:
+        return found
     name = f"RemoteError[{builtin.__name__}]"
     namespace: dict[str, Any] = {
-        "__module__": RemoteError.__module__,
+        "__module__": "stagekeeper.actor",  # where its users know it from
         "__qualname__": name,
         "__doc__": RemoteError.__doc__,
     }
-    own = (
-        _UnicodeInit if issubclass(builtin, UnicodeError) and builtin is not UnicodeError else _Init
-    )
+    own = _UnicodeInit if builtin in _WITH_TEXT else _Init
     made: type[RemoteError] = type(name, (RemoteError, own, builtin), namespace)
-    return made
+    return _classes.setdefault(builtin, made)  # another thread may have been faster
 
 
 class _Init(Exception):
-    """Stands between RemoteError and the builtin type, whose `__init__` may want other arguments."""
+    """Stands before the builtin type, whose `__init__` may want other arguments."""
 
     def __init__(self, message: str) -> None:
         Exception.__init__(self, message)
