@@ -8,13 +8,17 @@ cannot be called from outside, whatever its name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from stagekeeper.actor.endpoint_types import EndpointMark, EndpointMethod
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _MARK = "__stagekeeper_endpoint__"
 
@@ -77,17 +81,37 @@ class Endpoint:
 
 
 @overload
-def endpoint(method: Method) -> Method: ...
+def endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Result]], /
+) -> EndpointMethod[P, Result, Coroutine[Any, Any, Result]]: ...
 
 
 @overload
-def endpoint(*, idempotent: bool = False) -> Callable[[Method], Method]: ...
-
-
 def endpoint(
-    method: Method | None = None, *, idempotent: bool = False
-) -> Method | Callable[[Method], Method]:
+    method: Callable[Concatenate[Any, P], AsyncIterator[Result]], /
+) -> EndpointMethod[P, Result, AsyncIterator[Result]]: ...
+
+
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, P], Iterator[Result]], /
+) -> EndpointMethod[P, Result, Iterator[Result]]: ...
+
+
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, P], Result], /
+) -> EndpointMethod[P, Result, Result]: ...
+
+
+@overload
+def endpoint(*, idempotent: bool = False) -> EndpointMark: ...
+
+
+def endpoint(method: Callable[..., Any] | None = None, /, *, idempotent: bool = False) -> Any:
     """Open a method of an actor to callers. Locally it stays the method that it was.
+
+    On a mesh of its actors, the name is an `EndpointRef`: `await workers.step.call(x)`.
 
     A plain method runs in a worker thread, an `async` one on the event loop (where code that blocks
     holds up every other call). A generator of either sort answers once per value that it yields.
@@ -97,7 +121,7 @@ def endpoint(
             endpoint when an answer was lost.
     """
 
-    def mark(function: Method) -> Method:
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.isfunction(function):
             raise TypeError(
                 f"@endpoint takes a plain method, not {type(function).__name__}: "
@@ -116,8 +140,8 @@ def endpoint_table(cls: type, *, reserved: frozenset[str] = frozenset()) -> Mapp
     override by None takes the endpoint away.
 
     Raises:
-        TypeError: a name is in `reserved`, an override is not marked, or a mark is on something
-            other than a plain method.
+        TypeError: a name is in `reserved` or begins with an underscore, an override is not marked,
+            or a mark is on something other than a plain method.
     """
     table: dict[str, Endpoint] = {}
     for base in reversed(cls.__mro__):
@@ -127,6 +151,11 @@ def endpoint_table(cls: type, *, reserved: frozenset[str] = frozenset()) -> Mapp
             if isinstance(mark, _Mark):
                 if inner is not value:
                     raise TypeError(f"{base.__qualname__}.{name}: @endpoint takes a plain method")
+                if name.startswith("_"):
+                    raise TypeError(
+                        f"{base.__qualname__}.{name} cannot be an endpoint: callers are other "
+                        "code, and a name with an underscore is not for them"
+                    )
                 if name in reserved:
                     raise TypeError(
                         f"{base.__qualname__}.{name} cannot be an endpoint: the name is taken"
