@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ SWEEP_LIMIT_S: Final = 30.0
 _READ_BYTES: Final = 64 * 1024
 _LAST_LOG_BYTES: Final = 16 * 1024
 _LAST_LOG_LINES: Final = 20
+_BLOCK_AT_LOOP_END_MS: Final = 200
 _END_AFTER_SILENCE_S: Final = 1.0
 """How soon a child that closed its report pipe without a word has to end, to be asked how."""
 
@@ -133,11 +135,18 @@ class LaunchedProc:
                 deadline_s=SWEEP_LIMIT_S,
             )
         finally:
-            if not self.handle.has_exited:
-                self.handle.send(signal.SIGKILL)  # the loop ends, and nobody would own it
             os.close(self._start_pipe)
+            if not self.handle.has_exited:
+                self._end_with_loop()
             self.handle.reap()
             self.handle.close()
+
+    def _end_with_loop(self) -> None:
+        """Kill the process that would have no owner once its owner's loop has ended."""
+        self.kill()
+        end = select.poll()
+        end.register(self.handle.pidfd, select.POLLIN)
+        end.poll(_BLOCK_AT_LOOP_END_MS)
 
 
 async def launch(
@@ -223,13 +232,18 @@ async def _address(
         async with asyncio.timeout(timeout_s):
             await _write(start_pipe, spec.to_line())
             line = await _read_line(report_pipe)
-            if not line:
-                # It ended, or closed the pipe on its way there.
-                await asyncio.wait_for(proc.handle.wait(), _END_AFTER_SILENCE_S)
-                raise _NotUp(f"ended before it was up ({_told(await proc.wait())})")
     except TimeoutError:
         raise _NotUp(f"was not up within {timeout_s:g} s") from None
-    report = ProcReport.from_line(line)
+    if not line:
+        try:
+            ended = await asyncio.wait_for(proc.wait(), _END_AFTER_SILENCE_S)
+        except TimeoutError:
+            raise _NotUp("let go of its owner before it was up") from None
+        raise _NotUp(f"ended before it was up ({_told(ended)})")
+    try:
+        report = ProcReport.from_line(line)
+    except ValueError as error:
+        raise _NotUp(f"did not say where it listens: {error}") from None
     if report.problem:
         raise _NotUp(f"did not come up: {report.problem}")
     return report.address

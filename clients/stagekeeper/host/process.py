@@ -230,6 +230,11 @@ class ProcessHandle:
         return self.identity.pid
 
     @property
+    def pidfd(self) -> int:
+        """The descriptor that the kernel makes readable when the process ends; lent, not given."""
+        return self._pidfd
+
+    @property
     def has_exited(self) -> bool:
         """Whether its end was seen by `wait`."""
         return self._exited.is_set()
@@ -287,6 +292,8 @@ class ProcessHandle:
         self._pidfd = -1
 
     def _look_at_end(self, flags: int) -> bool:
+        if self._pidfd < 0:
+            return False
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | flags)
         if result is None:
             return False

@@ -65,10 +65,12 @@ class Sweep:
         return self._empty_looks >= _EMPTY_LOOKS
 
     def look(self) -> None:
-        """Look at every process of the host once; owners are killed before what they started."""
+        """Look at every process of the host once, and kill what belongs to the place."""
         unknown: set[Member] = set()
-        self.found = set(self._members(unknown))
-        for pid, start_ticks in sorted(self.found, key=lambda member: member[1]):
+        self.found = set()
+        for pid, start_ticks in self._members(unknown):
+            self.found.add((pid, start_ticks))
+            # At once: what only forks and ends itself is somebody else by the end of the look.
             if kill(pid, start_ticks):
                 self.killed.add((pid, start_ticks))
         # One that shows no environment is about to become another program, or has none for ever:
@@ -78,7 +80,9 @@ class Sweep:
         self._unknown = unknown
 
     def _members(self, unknown: set[Member]) -> Iterator[Member]:
-        for pid in proc_table.other_pids():
+        # The last first: what is started meanwhile is seen by the next look alone, so the time in
+        # which a young one can fork itself away should be short.
+        for pid in sorted(proc_table.other_pids(), reverse=True):
             fields = proc_table.stat_fields(pid)
             if fields is None or proc_table.is_dead(fields):
                 continue
@@ -146,17 +150,26 @@ def is_alive(pid: int, start_ticks: int) -> bool:
 
 def kill(pid: int, start_ticks: int) -> bool:
     """SIGKILL this very process; False when it is gone, or not ours to kill."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
+    pidfd = open_pidfd(pid, start_ticks)
+    if pidfd is None:
         return False
     try:
-        # Only now: whatever the pid means from here on, the pidfd means what the ticks say.
-        if not is_alive(pid, start_ticks):
-            return False
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         return False
     finally:
         os.close(pidfd)
     return True
+
+
+def open_pidfd(pid: int, start_ticks: int) -> int | None:
+    """Take hold of this very process; None when it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    # Only now: whatever the pid means from here on, the pidfd means what the ticks say.
+    if not is_alive(pid, start_ticks):
+        os.close(pidfd)
+        return None
+    return pidfd
