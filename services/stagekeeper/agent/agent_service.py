@@ -17,6 +17,8 @@ from stagekeeper.agent.inventory import InventoryReport
 from stagekeeper.agent.log_tail import follow, tail
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operations import Operations
+from stagekeeper.agent.proc_events import proc_event
+from stagekeeper.agent.proc_sets import ProcSets
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping
@@ -43,6 +45,7 @@ from stagekeeper.core.ids import (
 from stagekeeper.core.limits import MOST_LINES_READ
 from stagekeeper.core.model import OperationPlan, OperationRecord, ShardRecord
 from stagekeeper.core.names import cut
+from stagekeeper.core.procs import wanted_problems
 from stagekeeper.runtime.convert import (
     device_to_proto,
     epoch_from_proto,
@@ -51,6 +54,7 @@ from stagekeeper.runtime.convert import (
     peer_from_proto,
     phase_to_proto,
     plan_from_proto,
+    procs_wanted_from_proto,
     progress_to_proto,
     shard_state_to_proto,
     shard_to_proto,
@@ -84,6 +88,7 @@ class AgentService(AgentServiceServicer):
         operations: Operations,
         stopping: Stopping,
         records: RecordStore,
+        procs: ProcSets,
         inventory: Callable[[], InventoryReport],
         read_cards: Callable[[Collection[DeviceId]], Awaitable[None]],
     ) -> None:
@@ -93,6 +98,7 @@ class AgentService(AgentServiceServicer):
         self._operations = operations
         self._stopping = stopping
         self._records = records
+        self._procs = procs
         self._inventory = inventory
         self._read_cards = read_cards
         self._ending = asyncio.Event()
@@ -207,6 +213,25 @@ class AgentService(AgentServiceServicer):
         async for lines in pieces:
             yield pb.ReadStageLogResponse(lines=lines, instance_id=instance_id)
 
+    @answers_refusals
+    async def SpawnProcs(
+        self, request: pb.SpawnProcsRequest, context: Context
+    ) -> AsyncIterator[pb.SpawnProcsResponse]:
+        self._authority.check_cluster(request.cluster)
+        wanted = procs_wanted_from_proto(request)
+        _refuse(wanted_problems(wanted), "the request for processes")
+        if wanted.ends:
+            ending = self._procs.end(wanted)
+            if ending is not None:
+                await ending.over()
+            return
+        self._check_not_ending()
+        found, named = self._procs.join(wanted)
+        with found.held():
+            async for instance_id, news in found.news(named):
+                yield proc_event(instance_id, news, self._procs)
+        self._check_not_ending()
+
     async def _reserve(self, header: pb.CommandHeader, plan: OperationPlan) -> Operation:
         """Reserve against the cards as they are now, in this agent's turn among those of the host.
 
@@ -223,9 +248,12 @@ class AgentService(AgentServiceServicer):
     def _check_start(self, header: pb.CommandHeader) -> Epoch:
         """Refuse what may not be started here now; return the reign that commands."""
         reign = self._check(header)
+        self._check_not_ending()
+        return reign
+
+    def _check_not_ending(self) -> None:
         if self._authority.is_draining:
             raise Refused(Reason.DRAINING, "this agent ends and starts nothing new")
-        return reign
 
     def _check(self, header: pb.CommandHeader) -> Epoch:
         """Refuse what is not for this agent now; return the reign that commands."""

@@ -2,8 +2,8 @@
 
 The order of a start is a promise: locks, then this life's incarnation on disk, then everything
 recorded is taken over, then the agent serves, and only then it registers. Decided here: that order,
-and what an agent does about its own end. Invariant: `stop` leaves no task, no port and no lock, and
-every stage that is in service.
+and what an agent does about its own end. Invariant: `stop` leaves no task, no port, no lock, no
+process for actors, and every stage that is in service.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from stagekeeper.agent.nvml import NvmlDevices
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
+from stagekeeper.agent.proc_sets import ProcSets
+from stagekeeper.agent.proc_starter import ProcStarter
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.reservation import Admission
 from stagekeeper.agent.rollback import Rollback
@@ -65,6 +67,9 @@ _log = structlog.get_logger(__name__)
 _GOODBYE_S: Final = 10.0
 """What the end of an agent may take: for undoing what is not committed, and for stops under way."""
 _FLUSH_S: Final = 1.0
+
+_ACTORS_END_S: Final = 3.0
+"""What actors may take for their own end when the agent ends."""
 
 _LOOK_S: Final = 1.0
 """What a reading of the cards may take around the end of a stage; then the last one counts."""
@@ -126,6 +131,8 @@ class Agent:
                 FileLock.take(self._directory.lock_file, f"state dir {self._directory.root}")
             )
             self._surroundings = await asyncio.to_thread(look_around)
+            self._proc_starter = ProcStarter(settings)
+            await self._proc_starter.sweep_left()
             await self._take_over()
             await self._serve()
         except BaseException:
@@ -147,9 +154,9 @@ class Agent:
         self._session_task = self._owner.start("session", self._run_session())
 
     async def stop(self) -> None:
-        """Undo what is not committed, and let go of everything else, which goes on."""
+        """Undo what is not committed, end the actors, and let go of the stages, which go on."""
         self._authority.is_draining = True
-        await self._undo_uncommitted()
+        await asyncio.gather(self._undo_uncommitted(), self._procs.stop(_ACTORS_END_S))
         if not self._session_task.done():
             await self._session.flush(_FLUSH_S)
         self._session_task.cancel()
@@ -222,6 +229,14 @@ class Agent:
         )
         self._operations = self._make_operations(store, deaths)
         self._stopping = Stopping(self._stages, self._operations, self._owner)
+        self._procs = ProcSets(
+            settings.allow,
+            self._identity.incarnation,
+            self._proc_starter,
+            self._owner,
+            self._clock,
+            self._oom,
+        )
         deaths.on_failure = self._stage_failed
         adoption = Adoption(self._stages, self._operations, store, deaths, self._stopping, records)
         adopted = await adoption.run(found, operation_files, wait_s=settings.adopt_wait_s)
@@ -307,6 +322,7 @@ class Agent:
             self._operations,
             self._stopping,
             self._records,
+            self._procs,
             lambda: self._inventory.report(self._stages),
             self._read_cards,
         )

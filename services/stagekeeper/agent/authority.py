@@ -10,6 +10,7 @@ from __future__ import annotations
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import ClusterName, Epoch
+from stagekeeper.core.names import shown
 
 
 class Authority:
@@ -38,17 +39,25 @@ class Authority:
         self._ended_by = why
         self._reign = None
 
+    def check_cluster(self, cluster: str) -> None:
+        """Refuse what is meant for another cluster.
+
+        Raises:
+            Refused: WRONG_CLUSTER.
+        """
+        if cluster != self._cluster:
+            raise Refused(
+                Reason.WRONG_CLUSTER,
+                f"this agent belongs to cluster {self._cluster!r}, not {shown(cluster)}",
+            )
+
     def check(self, cluster: str, epoch: Epoch, incarnation: int) -> None:
         """Refuse a command that is not for this agent now.
 
         Raises:
             Refused: WRONG_CLUSTER, STALE_INCARNATION or STALE_EPOCH.
         """
-        if cluster != self._cluster:
-            raise Refused(
-                Reason.WRONG_CLUSTER,
-                f"this agent belongs to cluster {self._cluster!r}, not {cluster!r}",
-            )
+        self.check_cluster(cluster)
         mine = self._identity.incarnation
         if self._ended_by or incarnation != mine:
             raise Refused(

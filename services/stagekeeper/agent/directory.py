@@ -56,6 +56,7 @@ class AgentDirectory:
         self.generations_file = self.root / "generations.json"
         self.stages = self.root / "stages"
         self.operations = self.root / "operations"
+        self.procs = self.root / "procs"
         self.failures = self.root / "failures"
         self.sockets = self.root / "sock"
         # Shared by all agents of the state directory: what a stage caches depends on no worker.
@@ -79,6 +80,7 @@ class AgentDirectory:
             self.root,
             self.stages,
             self.operations,
+            self.procs,
             self.failures,
             self.sockets,
             self.cache,

@@ -16,6 +16,7 @@ from stagekeeper.agent.device_choice import parse_choice
 from stagekeeper.agent.directory import SOCKET_PATH_BYTES, AgentDirectory
 from stagekeeper.agent.host_lock import default_lock_dir
 from stagekeeper.core.ids import ClusterName, WorkerId
+from stagekeeper.host.proc_launch import PROC_MODULE
 from stagekeeper.host.server import check_loopback, split_address
 from stagekeeper.runtime.retry import Backoff
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
@@ -67,6 +68,7 @@ class AgentSettings:
         busy_after_s: a call or phase without progress for so long makes a stage BUSY.
         stall_after_s: a stage with work that shows no sign of life for so long is STALLED.
         stage_command: what runs a stage process; the launch file is added.
+        proc_module: what a process for actors runs.
     """
 
     cluster: ClusterName = ClusterName("default")
@@ -96,6 +98,7 @@ class AgentSettings:
     stall_after_s: float = 30.0
     insecure: bool = False
     stage_command: tuple[str, ...] = (sys.executable, "-m", "stagekeeper.stage")
+    proc_module: str = PROC_MODULE
 
     @property
     def directory(self) -> AgentDirectory:
@@ -103,7 +106,7 @@ class AgentSettings:
 
     @property
     def stage_host(self) -> str:
-        """The address at which stages of this agent serve: the one at which it is reached."""
+        """Where stages and actors of this agent serve: at the host at which it is reached."""
         address = _with_port(self.advertise) if self.advertise else self.listen
         return address.rpartition(":")[0]  # with its brackets, where it has some
 

@@ -2,17 +2,16 @@
 
 The order is the promise: the intent is on disk before a process exists; the process waits on its
 pipe until its pid, start ticks and instance id are on disk; only then it hears its word. Whoever
-dies in between, nothing runs that is not on record. Decided here as well: what a stage process is
-given of the agent's environment, which is a list, never the whole.
+dies in between, nothing runs that is not on record. Decided here as well: which variables of a
+stage process are the agent's word alone.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
-from typing import Final
 
+from stagekeeper.agent.child_environment import RUN_DIR_ENV, passed_on
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.records import RecordStore, StageRecord
@@ -26,28 +25,6 @@ from stagekeeper.host.process import WaitingProcess, boot_id, spawn
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.launch import INSTANCE_ENV, START_LINE, Launch, LaunchDevice
-
-_PASSED_ON: Final = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "LANGUAGE",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "VIRTUAL_ENV",
-    "XDG_CACHE_HOME",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-)
-"""What a stage sees of its agent's environment; everything else comes from its spec."""
-
-RUN_DIR_ENV: Final = "STAGEKEEPER_RUN_DIR"
-"""Tells the folder of the instance, to all that the stage starts and to people who look at them."""
 
 
 class Spawner:
@@ -186,13 +163,7 @@ class Spawner:
         cuda = [
             device_id for device_id in start.device_ids if self._devices[device_id].kind == "cuda"
         ]
-        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        env["PYTHONUNBUFFERED"] = "1"
-        folders = [str(folder.absolute()) for folder in self._settings.pythonpath]
-        if own_path := os.environ.get("PYTHONPATH"):
-            folders.append(own_path)  # part of the environment from which stages import
-        if folders:
-            env["PYTHONPATH"] = os.pathsep.join(folders)
+        env = passed_on(self._settings.pythonpath)
         env |= dict(start.spec.env)
         # After the spec's own: which cards a stage has is settled by admission, and by nobody else.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

@@ -58,7 +58,8 @@ class ProcsWanted:
     ends: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name or self.procs_id} ({counted(len(self.instance_ids), 'process', 'processes')})"
+        count = counted(len(self.instance_ids), "process", "processes")
+        return f"{self.name or self.procs_id} ({count})"
 
 
 def wanted_problems(wanted: ProcsWanted) -> list[FieldProblem]:

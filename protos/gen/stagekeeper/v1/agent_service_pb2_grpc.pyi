@@ -104,8 +104,9 @@ class AgentServiceStub:
     A request names processes as starts that the owner minted. One that is new to the set is started;
     one that was started is joined, and never started again. So a repeat changes nothing, and fills
     the places of those that ended when it names others for them. Of each one named the stream tells
-    `started` when it is up, and `ended` when it and all that it started are gone; a repeat is told of
-    all again. The stream stays open until its caller leaves it, or the set ends.
+    `started` when it is up, and `ended` as soon as it has ended; what that one had started is killed
+    right behind it. A repeat is told of all again. The stream stays open until its caller leaves it,
+    or the set has ended.
 
     Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
     processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.
@@ -202,8 +203,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
     A request names processes as starts that the owner minted. One that is new to the set is started;
     one that was started is joined, and never started again. So a repeat changes nothing, and fills
     the places of those that ended when it names others for them. Of each one named the stream tells
-    `started` when it is up, and `ended` when it and all that it started are gone; a repeat is told of
-    all again. The stream stays open until its caller leaves it, or the set ends.
+    `started` when it is up, and `ended` as soon as it has ended; what that one had started is killed
+    right behind it. A repeat is told of all again. The stream stays open until its caller leaves it,
+    or the set has ended.
 
     Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
     processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.
@@ -345,8 +347,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         A request names processes as starts that the owner minted. One that is new to the set is started;
         one that was started is joined, and never started again. So a repeat changes nothing, and fills
         the places of those that ended when it names others for them. Of each one named the stream tells
-        `started` when it is up, and `ended` when it and all that it started are gone; a repeat is told of
-        all again. The stream stays open until its caller leaves it, or the set ends.
+        `started` when it is up, and `ended` as soon as it has ended; what that one had started is killed
+        right behind it. A repeat is told of all again. The stream stays open until its caller leaves it,
+        or the set has ended.
 
         Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
         processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.

@@ -28,6 +28,7 @@ from stagekeeper.runtime.convert.identities import (
     time_from_proto,
     time_to_proto,
 )
+from stagekeeper.runtime.convert.procs import procs_wanted_from_proto
 from stagekeeper.runtime.convert.reports import (
     report_from_proto,
     report_from_proto_in_turns,
@@ -101,6 +102,7 @@ __all__ = [
     "phase_to_proto",
     "plan_from_proto",
     "plan_to_proto",
+    "procs_wanted_from_proto",
     "progress_from_proto",
     "progress_to_proto",
     "replica_state_to_proto",
