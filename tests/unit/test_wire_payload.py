@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.v1.types_pb2 import Payload
+from stagekeeper.wire import extensions
 from stagekeeper.wire import payload as codec
 from stagekeeper.wire.payload import JSON, MSGPACK, PayloadError, PayloadTooLarge
 from stagekeeper.wire.tensors import ITEM_BYTES
@@ -370,3 +371,105 @@ def test_codec_imports_neither_numpy_nor_torch():
         "sys.exit(any(m in sys.modules for m in ('numpy', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "place"),
+    [
+        ((object(),), {}, "batch"),
+        (([1, object()],), {}, "batch[1]"),
+        ((1, {"a": object()}), {}, "scale['a']"),
+        ((1, 2, object()), {}, "argument 2"),
+        ((1,), {"fast": [object()]}, "fast[0]"),
+        ((), {"fast": object()}, "fast"),
+        ((), {"odd name": object()}, "$[1]['odd name']"),
+    ],
+)
+def test_argument_that_cannot_travel_is_named_as_its_caller_knows_it(args, kwargs, place):
+    with pytest.raises(PayloadError) as caught:
+        codec.encode_arguments(args, kwargs, names=("batch", "scale"))
+    assert caught.value.place == place
+    assert caught.value.problem == "an object cannot travel"
+    assert str(caught.value) == f"{place}: an object cannot travel"
+
+
+def test_argument_that_is_too_large_is_named():
+    with pytest.raises(PayloadTooLarge, match=r"in batch\['x'\]: send it in parts"):
+        codec.encode_arguments(({"x": b"y" * (33 * 1024 * 1024)}, 1), {}, names=("batch",))
+
+
+class Handle:
+    """Stands for what another package registers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class NearHandle(Handle):
+    pass
+
+
+@pytest.fixture
+def handles(monkeypatch):
+    monkeypatch.setattr(extensions, "_by_code", {})
+
+    def pack(handle: Handle) -> bytes:
+        if not handle.name:
+            raise ValueError("it has no name yet")
+        return handle.name.encode()
+
+    def unpack(data: bytes) -> Handle:
+        return Handle({"known": "known"}[data.decode()])
+
+    extensions.register_extension(3, Handle, pack, unpack)
+
+
+def test_registered_class_travels_wherever_a_value_may_stand(handles):
+    assert codec.decode(codec.encode(Handle("known"))).name == "known"
+    assert codec.decode(codec.encode({"a": [NearHandle("known")]}))["a"][0].name == "known"
+    for args, kwargs in [
+        ((Handle("known"),), {}),
+        ((1, Handle("known")), {}),
+        ((), {"k": Handle("known")}),
+    ]:
+        got_args, got_kwargs = codec.decode_arguments(codec.encode_arguments(args, kwargs))
+        assert [getattr(it, "name", it) for it in got_args] == [
+            getattr(it, "name", it) for it in args
+        ]
+        assert {key: it.name for key, it in got_kwargs.items()} == dict.fromkeys(kwargs, "known")
+
+
+def test_registered_value_that_cannot_be_packed_is_named(handles):
+    with pytest.raises(PayloadError, match=r"^peer: it has no name yet$"):
+        codec.encode_arguments((1, Handle("")), {}, names=("x", "peer"))
+
+
+def test_registered_value_that_cannot_be_unpacked_is_a_payload_error(handles):
+    data = msgspec.msgpack.encode([msgspec.msgpack.Ext(3, b"other")])
+    with pytest.raises(PayloadError, match=r"extension 3 \(Handle\) does not decode"):
+        codec.decode(Payload(data=data))
+
+
+def test_registered_value_is_refused_as_json(handles):
+    with pytest.raises(
+        PayloadError, match=r"^\$\[0\]: a Handle cannot travel as JSON: use MessagePack"
+    ):
+        codec.encode([Handle("known")], JSON)
+
+
+def test_extension_that_nobody_registered_is_an_error(handles):
+    with pytest.raises(PayloadError, match="extension 4 is not known"):
+        codec.decode(Payload(data=msgspec.msgpack.encode(msgspec.msgpack.Ext(4, b""))))
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, 128])
+def test_code_that_is_not_free_for_others_is_refused(handles, code):
+    with pytest.raises(ValueError, match="from 3 to 127"):
+        extensions.register_extension(code, Handle, lambda _: b"", lambda _: Handle("known"))
+
+
+def test_code_means_one_class(handles):
+    with pytest.raises(ValueError, match="extension 3 is Handle already"):
+        extensions.register_extension(3, NearHandle, lambda _: b"", lambda _: NearHandle("known"))
+    extensions.register_extension(3, Handle, lambda _: b"", lambda _: Handle("again"))
+    assert codec.decode(codec.encode(Handle("known"))).name == "again"

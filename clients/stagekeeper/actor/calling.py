@@ -117,12 +117,13 @@ class EndpointRef(Generic[P, Result, Local]):
             mistakes are found before anything is sent.
     """
 
-    __slots__ = ("_endpoint", "_name", "_view")
+    __slots__ = ("_endpoint", "_name", "_positional", "_view")
 
     def __init__(self, name: str, view: RankView, endpoint: Endpoint | None = None) -> None:
         self._name = name
         self._view = view
         self._endpoint = endpoint
+        self._positional = () if endpoint is None else endpoint.positional
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Local:
         """Run the method, on an actor itself. On a mesh: TypeError; say how to call it."""
@@ -229,9 +230,10 @@ class EndpointRef(Generic[P, Result, Local]):
 
     def _payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Payload:
         try:
-            return encode_arguments(args, kwargs)
+            return encode_arguments(args, kwargs, names=self._positional)
         except PayloadError as error:
-            raise NotSendable("an argument", str(error), target=self._target) from error
+            place = error.place or "what is given"
+            raise NotSendable(place, error.problem, target=self._target) from error
 
     def _refuse_call_one(self, links: Sequence[RankLink]) -> NoReturn:
         raise ValueError(

@@ -21,6 +21,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 _MARK = "__stagekeeper_endpoint__"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class EndpointKind(Enum):
@@ -66,6 +67,8 @@ class Endpoint:
     """A repeat does no harm, so a client may retry it after a lost answer."""
     signature: inspect.Signature
     """Of the bound method: without `self`."""
+    positional: tuple[str, ...]
+    """The parameters that may be given by position, `*args` aside."""
     function: Callable[..., Any]
     """Plain function; its first argument is the actor."""
 
@@ -181,6 +184,7 @@ def _endpoint_of(name: str, function: Callable[..., Any], mark: _Mark) -> Endpoi
         kind=_kind_of(function),
         idempotent=mark.idempotent,
         signature=signature.replace(parameters=parameters[1:]),
+        positional=tuple(it.name for it in parameters[1:] if it.kind in _POSITIONAL),
         function=function,
     )
 

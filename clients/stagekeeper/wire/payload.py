@@ -1,15 +1,17 @@
 """The payload codec: values to `Payload` and back, as JSON or MessagePack; never pickle.
 
-JSON travels in `text`, MessagePack in `data`, with extension 1 for tensors (see tensors.py) and
-extension 2 for argument lists that are neither one positional value nor all keywords. What is
-encoded: None, bool, int, float, str, bytes, list, tuple (comes back as a list), set (as a list),
-dict, timezone-aware datetime, dataclass and msgspec Struct (as a dict), enum (as its value), numpy
-arrays and scalars, torch tensors. In JSON a tensor becomes nested lists, bytes become base64 and
-NaN becomes null. Invariant: this module imports neither numpy nor torch before a tensor is met.
+JSON travels in `text`, MessagePack in `data`, with extension 1 for tensors (see tensors.py), 2 for
+argument lists that are neither one positional value nor all keywords, and those that others
+register (see extensions.py), which JSON refuses. What is encoded: None, bool, int, float, str,
+bytes, list, tuple (comes back as a list), set (as a list), dict, timezone-aware datetime, dataclass
+and msgspec Struct (as a dict), enum (as its value), numpy arrays and scalars, torch tensors. In JSON
+a tensor becomes nested lists, bytes become base64 and NaN becomes null. Invariant: this module
+imports neither numpy nor torch before a tensor is met.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -17,6 +19,7 @@ import msgspec
 
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire import tensors as tensor_codec
+from stagekeeper.wire.extensions import extension_of, extension_with
 from stagekeeper.wire.tensors import PayloadError
 from stagekeeper.wire.transport import MAX_PAYLOAD_BYTES
 
@@ -42,6 +45,7 @@ recursion limit; they are refused then, never crash."""
 
 _TENSOR: Final = 1
 _ARGUMENTS: Final = 2
+_TOO_DEEP: Final = "it is nested too deeply (or holds itself)"
 _EXTENSION_HEADS: Final = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))
 
 Tensors = Literal["numpy", "torch"]
@@ -58,11 +62,7 @@ def encode(value: object, content_type: str = MSGPACK) -> Payload:
         PayloadError: something in it cannot travel; the message names where it is.
         PayloadTooLarge: it is larger than a payload may be.
     """
-    if content_type == MSGPACK:
-        return Payload(content_type=MSGPACK, data=_encoded(_to_msgpack, value))
-    if content_type == JSON:
-        return Payload(content_type=JSON, text=_encoded(_to_json, value).decode())
-    raise _unknown_content_type(content_type)
+    return _payload(value, content_type, str)
 
 
 def decode(payload: Payload, tensors: Tensors = "numpy") -> Any:
@@ -86,13 +86,20 @@ def decode(payload: Payload, tensors: Tensors = "numpy") -> Any:
 
 
 def encode_arguments(
-    args: Sequence[object], kwargs: Mapping[str, object], content_type: str = MSGPACK
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    content_type: str = MSGPACK,
+    *,
+    names: Sequence[str] = (),
 ) -> Payload:
     """Encode a call's arguments.
 
+    Args:
+        names: of the positional parameters, for messages; without, they are counted from 0.
+
     Raises:
-        PayloadError: an argument cannot travel, or JSON cannot say this mix: it has keywords, or
-            one positional value that is not an object.
+        PayloadError: an argument cannot travel (the message names it), or JSON cannot say this mix:
+            it has keywords, or one positional value that is not an object.
         PayloadTooLarge: together they are larger than a payload may be.
     """
     if not args and not kwargs:
@@ -100,21 +107,24 @@ def encode_arguments(
             raise _unknown_content_type(content_type)
         return Payload(content_type=content_type)
     if not args:
-        return encode(dict(kwargs), content_type)
+        return _payload(dict(kwargs), content_type, lambda path: _argument(f"$[1]{path[1:]}", ()))
     if len(args) == 1 and not kwargs and _is_never_a_map(args[0]):
-        return encode(args[0], content_type)
+        return _payload(args[0], content_type, lambda path: _argument(f"$[0][0]{path[1:]}", names))
     if content_type == JSON:
         if len(args) == 1 and not kwargs:
             # Some values become an object only when they are encoded: look at what came out.
-            payload = encode(args[0], JSON)
+            payload = _payload(args[0], JSON, lambda path: _argument(f"$[0][0]{path[1:]}", names))
             if not payload.text.startswith("{"):
                 return payload
         raise PayloadError(
             "JSON carries keyword arguments, or one positional argument that is no object: "
             "name the arguments, or use MessagePack"
         )
+    both = [list(args), dict(kwargs)]
     return encode(
-        msgspec.msgpack.Ext(_ARGUMENTS, _encoded(_to_msgpack, [list(args), dict(kwargs)]))
+        msgspec.msgpack.Ext(
+            _ARGUMENTS, _encoded(_to_msgpack, both, lambda path: _argument(path, names))
+        )
     )
 
 
@@ -197,7 +207,28 @@ def _is_never_a_map(value: object) -> bool:
 # --- encoding
 
 
+Place = Callable[[str], str]
+"""Turns a path within what is encoded into one that its author knows."""
+
+_POSITIONAL: Final = re.compile(r"\$\[0\]\[(\d+)\]")
+_KEYWORD: Final = re.compile(r"\$\[1\]\['(\w+)'\]")
+
+
+def _argument(path: str, names: Sequence[str]) -> str:
+    """Say a path within `[positional, keywords]` as the caller wrote it: `x['a'][0]`."""
+    found = _POSITIONAL.match(path)
+    if found is not None:
+        index = int(found[1])
+        name = names[index] if index < len(names) else f"argument {index}"
+        return name + path[found.end() :]
+    found = _KEYWORD.match(path)
+    return path if found is None else found[1] + path[found.end() :]
+
+
 def _encode_foreign(value: object) -> object:
+    extension = extension_of(value)
+    if extension is not None:
+        return msgspec.msgpack.Ext(extension.code, extension.pack(value))
     scalar = tensor_codec.scalar_of(value)
     if scalar is not None:
         return scalar
@@ -208,6 +239,8 @@ def _encode_foreign(value: object) -> object:
 
 
 def _json_foreign(value: object) -> object:
+    if extension_of(value) is not None:
+        raise TypeError(f"{_a_kind_of(value)} cannot travel as JSON: use MessagePack")
     scalar = tensor_codec.scalar_of(value)
     if scalar is not None:
         return scalar
@@ -227,36 +260,50 @@ _to_json = msgspec.json.Encoder(enc_hook=_json_foreign).encode
 _from_json = msgspec.json.Decoder().decode
 
 
-def _encoded(encoder: Callable[[Any], bytes], value: object) -> bytes:
+def _payload(value: object, content_type: str, place: Place) -> Payload:
+    if content_type == MSGPACK:
+        return Payload(content_type=MSGPACK, data=_encoded(_to_msgpack, value, place))
+    if content_type == JSON:
+        return Payload(content_type=JSON, text=_encoded(_to_json, value, place).decode())
+    raise _unknown_content_type(content_type)
+
+
+def _encoded(encoder: Callable[[Any], bytes], value: object, place: Place = str) -> bytes:
     try:
         data = encoder(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _explain(encoder, value, error) from error
+        path, problem = _explain(encoder, value, error)
+        where = place(path)
+        raise PayloadError(f"{where}: {problem}", place=where, problem=problem) from error
     if len(data) > MAX_PAYLOAD_BYTES:
         path, size = _largest(encoder, value)
+        where = place(path)
+        problem = f"{size} bytes of {len(data)}, and {MAX_PAYLOAD_BYTES} are allowed"
         raise PayloadTooLarge(
             f"the payload has {len(data)} bytes, {MAX_PAYLOAD_BYTES} are allowed; most of them "
-            f"({size}) in {path}: send it in parts"
+            f"({size}) in {where}: send it in parts",
+            place=where,
+            problem=problem,
         )
     return data
 
 
-def _explain(encoder: Callable[[Any], bytes], value: object, error: Exception) -> PayloadError:
-    """Find the innermost value that does not encode, by encoding each part alone."""
+def _explain(encoder: Callable[[Any], bytes], value: object, error: Exception) -> tuple[str, str]:
+    """Find the innermost value that does not encode, by encoding each part alone, and why."""
     if isinstance(error, RecursionError):
-        return PayloadError(f"{_deepest(value)} is nested too deeply (or holds itself)")
+        return _deepest(value), _TOO_DEEP
     path = "$"
     while True:
         for step, child in _children(value):
             try:
                 encoder(child)
             except RecursionError:
-                return PayloadError(f"{path}{step} is nested too deeply (or holds itself)")
+                return path + step, _TOO_DEEP
             except (TypeError, ValueError, OverflowError) as inner:
                 path, value, error = path + step, child, inner
                 break
         else:
-            return PayloadError(f"{path}: {error}")
+            return path, str(error)
 
 
 def _deepest(value: object) -> str:
@@ -314,7 +361,15 @@ def _extension_hook(tensors: Tensors) -> Callable[[int, memoryview], Any]:
             return tensor_codec.unpack_tensor(data, tensors)
         if code == _ARGUMENTS:
             raise PayloadError("extension 2 (an argument list) stands only around a whole request")
-        raise PayloadError(f"extension {code} is not known: 1 is a tensor, 2 an argument list")
+        extension = extension_with(code)
+        if extension is None:
+            raise PayloadError(f"extension {code} is not known: 1 is a tensor, 2 an argument list")
+        try:
+            return extension.unpack(bytes(data))
+        except Exception as error:
+            raise PayloadError(
+                f"extension {code} ({extension.cls.__qualname__}) does not decode: {error}"
+            ) from error
 
     return read_extension
 

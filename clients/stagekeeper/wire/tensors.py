@@ -39,7 +39,18 @@ MAX_DIMENSIONS: Final = 64
 
 
 class PayloadError(ValueError):
-    """A value that cannot travel, or a payload that is not what it says."""
+    """A value that cannot travel, or a payload that is not what it says.
+
+    Attributes:
+        place: where in the value: `$['a'][0]`, in the argument x of a call `x['a'][0]`; empty where
+            the message is about the whole.
+        problem: what is wrong there.
+    """
+
+    def __init__(self, message: str, *, place: str = "", problem: str = "") -> None:
+        super().__init__(message)
+        self.place = place
+        self.problem = problem or message
 
 
 _PackedTensor = tuple[str, list[int], memoryview]
