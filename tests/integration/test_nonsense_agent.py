@@ -58,6 +58,13 @@ class Held:
             request.deployment, request.budget_s = "nobody", 1.0
             request.up_to_generation.epoch.number = self.overseer.epoch.number
             request.up_to_generation.n = 1
+        if isinstance(request, agent_pb2.SpawnProcsRequest):
+            # An end, so that what is answered starts no process; all fields are looked at first.
+            request.cluster, request.procs_id, request.token = "default", f"set-{number}", "t"
+            request.instance_ids.append(f"{number:032x}")
+            request.lease_s, request.name, request.owner = 0.05, "workers", "the test"
+            request.environment["LEVEL"] = "3"
+            request.ends = True
         if isinstance(request, agent_pb2.ReadStageLogRequest):
             request.deployment, request.last_lines = KEPT, 3
         return request

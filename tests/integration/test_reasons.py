@@ -110,13 +110,32 @@ async def cancel_as_another_reign(it: Overseer) -> None:
     await it.agent.CancelOperation(request, timeout=20)
 
 
-ON_AN_UNKNOWN_DEVICE = plan(stage("s", device="x"), deployment="d")
+def procs(**fields: Any) -> agent_pb2.SpawnProcsRequest:
+    sound = {"cluster": "default", "procs_id": "p", "token": "t", "lease_s": 0.1}
+    return agent_pb2.SpawnProcsRequest(**{**sound, "instance_ids": ["0" * 32], **fields})
+
+
+async def spawn(it: Overseer, request: agent_pb2.SpawnProcsRequest) -> None:
+    async for _ in it.agent.SpawnProcs(request, timeout=20):
+        pass
+
+
+async def spawn_into_the_set_of_another(it: Overseer) -> None:
+    theirs = it.agent.SpawnProcs(procs(), timeout=60)
+    try:
+        await theirs.read()
+        await spawn(it, procs(token="mine"))
+    finally:
+        theirs.cancel()
+
 
 OF_AN_AGENT: Mapping[Reason, Callable[[Overseer], Awaitable[Any]]] = {
     Reason.BAD_FIELD: lambda it: it.take(COMMIT, plan(stage("s"), n=9)),
     Reason.UNKNOWN_DEVICE: lambda it: it.take(
         RESERVE, plan(stage("s", device="x"), deployment="d")
     ),
+    Reason.PROCS_UNKNOWN: lambda it: spawn(it, procs(incarnation=it.last.incarnation)),
+    Reason.NOT_ALLOWED: spawn_into_the_set_of_another,
     Reason.STAGE_UNKNOWN: read_log,
     Reason.STALE_EPOCH: cancel_as_another_reign,
     Reason.STALE_GENERATION: lambda it: it.take(RESERVE, plan(stage("s"), operation="late")),
