@@ -84,10 +84,8 @@ def sendable(text: str) -> str:
 
 def beginning(text: str, most_bytes: int) -> str:
     """Cut sendable text to so many bytes of UTF-8, the mark of the cut at its end included."""
-    if len(text) * 4 <= most_bytes:
-        return text
-    data = text.encode()
-    if len(data) <= most_bytes:
+    data = text[:most_bytes].encode()
+    if len(text) <= most_bytes and len(data) <= most_bytes:
         return text
     room = max(0, most_bytes - len(CUT.encode()))
     return data[:room].decode("utf-8", "ignore") + CUT
@@ -95,10 +93,8 @@ def beginning(text: str, most_bytes: int) -> str:
 
 def end(text: str, most_bytes: int) -> str:
     """As `beginning`, but what is kept is the end, where a traceback says what matters."""
-    if len(text) * 4 <= most_bytes:
-        return text
-    data = text.encode()
-    if len(data) <= most_bytes:
+    data = text[max(0, len(text) - most_bytes) :].encode()
+    if len(text) <= most_bytes and len(data) <= most_bytes:
         return text
     room = max(0, most_bytes - len(CUT.encode()))
     return CUT + data[len(data) - room :].decode("utf-8", "ignore")

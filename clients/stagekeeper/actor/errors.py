@@ -140,7 +140,7 @@ class MeshStopped(StagekeeperError):
     ) -> None:
         super().__init__(
             message,
-            reason="MESH_STOPPED",
+            reason="ACTOR_STOPPED",
             next_move="spawn a new mesh; a stopped one takes no more messages",
             never_ran=not had_begun,
         )

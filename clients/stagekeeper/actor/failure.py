@@ -174,7 +174,7 @@ class MeshFailure(_Owned):
     restarts_tried: int = 0
 
     def __post_init__(self) -> None:
-        if self.causes:
+        if self.causes != ():
             object.__setattr__(self, "causes", _flat(self.causes))
         if not self.message:
             object.__setattr__(self, "message", end_of(self))
@@ -224,11 +224,6 @@ class MeshFailure(_Owned):
     def root(self) -> MeshFailure:
         """Where it all began: the first cause, or this failure itself."""
         return self.causes[0] if self.causes else self
-
-    @property
-    def cause(self) -> MeshFailure | None:
-        """The failure that this one came of directly, with the causes of its own."""
-        return replace(self.causes[-1], causes=self.causes[:-1]) if self.causes else None
 
     @property
     def rank(self) -> int:

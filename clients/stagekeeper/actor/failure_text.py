@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -76,19 +77,24 @@ def summary_of(failure: MeshFailure) -> str:
 
 def tree_of(failure: MeshFailure) -> str:
     """Show a failure and what caused it, the root cause last."""
-    chain = (*failure.causes, failure)
     lines: list[str] = []
-    for depth, one in enumerate(reversed(chain)):
-        indent = _DEEPER * depth
-        arrow = f"{_DEEPER * (depth - 1)} └ " if depth else ""
+    above: list[MeshFailure] = []
+    shown = (failure, *reversed(failure.causes))
+    for position, one in enumerate(shown):
+        # Causes are kept flat. A failure has one owner's word more than those that it came of, and
+        # several that one owner did not handle have as many words as each other.
+        while above and len(above[-1].path) <= len(one.path):
+            above.pop()
+        arrow = f"{_DEEPER * (len(above) - 1)} └ " if above else ""
         lines.append(f"{arrow}{one.kind}: {_line(one.message)} ({_line(one.id)})")
-        position = len(chain) - 1 - depth
-        before = chain[position - 1].path if position else ()
-        lines += [f"{indent}   {line}" for line in _details(one, len(before))]
+        lines += [
+            f"{_DEEPER * len(above)}   {line}" for line in _details(one, shown[position + 1 :])
+        ]
+        above.append(one)
     return "\n".join(lines)
 
 
-def _details(failure: MeshFailure, hops_before: int) -> Iterator[str]:
+def _details(failure: MeshFailure, below: Sequence[MeshFailure]) -> Iterator[str]:
     facts = [f"pid {failure.pid}"] if failure.pid else []
     if any(life > 1 for life in failure.incarnations):
         facts.append(f"incarnation {', '.join(map(str, failure.incarnations))}")
@@ -111,9 +117,12 @@ def _details(failure: MeshFailure, hops_before: int) -> Iterator[str]:
         yield "the last lines of its log:"
         for line in failure.last_log_lines[-_MOST_LOG_LINES:]:
             yield f"  | {_line(line)}"
-    # The hop that made a failure stands in its message already.
-    made_by_hop = failure.kind in ("UNHANDLED", "SUPERVISE_RAISED")
-    for hop in failure.path[hops_before + made_by_hop :]:
+    said = 0
+    if failure.kind in ("UNHANDLED", "SUPERVISE_RAISED"):
+        # What was said of those below, and the word that made this one, which is its message.
+        lengths = takewhile(len(failure.path).__gt__, (len(it.path) for it in below))
+        said = 1 + max(lengths, default=0)
+    for hop in failure.path[said:]:
         yield _line(f"then {hop.owner}: {hop.decision}")
 
 

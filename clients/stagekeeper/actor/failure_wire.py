@@ -42,7 +42,11 @@ class _Room:
     hop_count: int
     cause_count: int
 
-    def halved(self) -> _Room:
+    def less(self) -> _Room | None:
+        if self is _LEAST:
+            return None
+        if self.text_bytes <= 128:
+            return _LEAST
         return _Room(
             self.text_bytes // 2,
             self.traceback_bytes // 2,
@@ -53,19 +57,19 @@ class _Room:
         )
 
 
-_UNCUT: Final = _Room(MOST_BYTES, MOST_BYTES, MOST_BYTES, 1_000, 1_000, 256)
-_LARGE: Final = _Room(16_384, 65_536, 4_096, 20, 64, 64)
-_LAST: Final = _Room(64, 64, 0, 0, 4, 2)
+_LARGEST: Final = _Room(32_768, 131_072, 8_192, 64, 256, 256)
+_LEAST: Final = _Room(64, 64, 0, 0, 4, 2)
 
 
 def failure_to_proto(failure: MeshFailure) -> pb2.Failure:
     """Convert a failure; all of it that fits into MOST_BYTES. The owner's mesh does not travel."""
-    room = _UNCUT
-    message = _to_proto(failure, room)
-    while message.ByteSize() > MOST_BYTES and room is not _LAST:
-        room = _LARGE if room is _UNCUT else room.halved() if room.text_bytes > 128 else _LAST
+    room: _Room | None = _LARGEST
+    while room is not None:
         message = _to_proto(failure, room)
-    return message
+        if message.ByteSize() <= MOST_BYTES:
+            return message
+        room = room.less()
+    raise AssertionError("the least of a failure is larger than the most")
 
 
 def failure_from_proto(message: pb2.Failure) -> MeshFailure:
@@ -105,8 +109,13 @@ def _to_proto(failure: MeshFailure, room: _Room) -> pb2.Failure:
     if len(causes) > room.cause_count:
         causes = (causes[0], *causes[len(causes) - room.cause_count + 1 :])
     message = _one_to_proto(failure, room)
+    size = message.ByteSize()
     for cause in causes:  # flat: none has causes of its own
-        message.causes.append(_one_to_proto(cause, room))
+        below = _one_to_proto(cause, room)
+        message.causes.append(below)
+        size += below.ByteSize()
+        if size > MOST_BYTES:
+            break  # it will not do; the rest would be work for nothing
     return message
 
 
