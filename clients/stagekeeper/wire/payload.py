@@ -4,8 +4,8 @@ JSON travels in `text`, MessagePack in `data`, with extension 1 for tensors (see
 argument lists that are neither one positional value nor all keywords, and those that others
 register (see extensions.py), which JSON refuses. What is encoded: None, bool, int, float, str,
 bytes, list, tuple (comes back as a list), set (as a list), dict, timezone-aware datetime, dataclass
-and msgspec Struct (as a dict), enum (as its value), numpy arrays and scalars, torch tensors. In JSON
-a tensor becomes nested lists, bytes become base64 and NaN becomes null. Invariant: this module
+and msgspec Struct (as a dict), enum (as its value), numpy arrays and scalars, torch tensors. In
+JSON a tensor becomes nested lists, bytes become base64 and NaN becomes null. Invariant: this module
 imports neither numpy nor torch before a tensor is met.
 """
 
