@@ -127,7 +127,7 @@ async def test_processes_are_started_once_told_again_replaced_and_ended(overseer
             refusing = {"STAND_IN": "refuses"}
             async with stream(overseer, request(a, d, environment=refusing)) as third:
                 told = await third.some(2)
-                assert "forgotten" in told[a].reason, "an id is used once"
+                assert type(told[a]) is pb.ProcEnded, "an id is used once"
                 assert "it does not want to" in told[d].reason
                 assert told[d].last_log_lines[-1] == "no, never"
             assert lives(up[b].pid)

@@ -62,6 +62,7 @@ class Held:
             # An end, so that what is answered starts no process; all fields are looked at first.
             request.cluster, request.procs_id, request.token = "default", f"set-{number}", "t"
             request.instance_ids.append(f"{number:032x}")
+            request.end_budget_s = 0.5
             request.lease_s, request.name, request.owner = 0.05, "workers", "the test"
             request.environment["LEVEL"] = "3"
             request.ends = True

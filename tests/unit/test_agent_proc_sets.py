@@ -15,6 +15,7 @@ from stagekeeper.agent.proc_set import News, ProcSet
 from stagekeeper.agent.proc_sets import ProcSets
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import InstanceId
+from stagekeeper.core.model import ExitInfo
 from stagekeeper.core.procs import ProcsWanted
 from stagekeeper.host.oom import OomWitness
 from stagekeeper.host.proc_launch import ProcNotStarted
@@ -172,8 +173,7 @@ async def test_process_that_is_killed_on_its_way_never_comes_up(it):
     it.starter.lets_up.clear()
     stream = it.hold(A)
     other = it.hold(B)
-    it.sets.end(wanted(A, token="secret", ends=True))  # A's start has not even begun
-    await it.settle()
+    await it.sets.end(wanted(ends=True))  # A's start has not even begun
     it.starter.lets_up.set()
     await it.settle()
     assert not stream.ups and not other.ups
@@ -181,8 +181,23 @@ async def test_process_that_is_killed_on_its_way_never_comes_up(it):
     assert stream.task.done() and other.task.done() and it.sets.live_count == 0
 
 
+async def test_processes_end_one_by_one_and_whoever_asked_need_not_stay(it):
+    stream = it.hold(A, B)
+    await it.settle()
+    await it.sets.end(wanted(A, C, ends=True, end_budget_s=1.0))
+    assert stream.ends[A].exit == ExitInfo(code=0, asked=True)
+    asking = asyncio.create_task(it.sets.end(wanted(B, ends=True)))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await it.settle()
+    assert stream.ends[B].exit == ExitInfo(signal=9, asked=True)
+    late = it.hold(C)
+    await it.settle()
+    assert "forgotten" in late.ends[C].reason and not stream.task.done()
+
+
 async def test_end_before_the_first_request_keeps_that_out(it):
-    assert it.sets.end(wanted(ends=True)) is None
+    await it.sets.end(wanted(ends=True))
     with pytest.raises(Refused):
         it.sets.join(wanted(A))
     assert not it.starter.started
@@ -218,7 +233,7 @@ async def test_whoever_comes_with_another_token_or_for_another_life_changes_noth
             it.sets.join(wrong)
         assert refused.value.reason is reason
     with pytest.raises(Refused):
-        it.sets.end(wanted(token="other", ends=True))
+        await it.sets.end(wanted(token="other", ends=True))
     await it.settle()
     assert set(it.starter.started) == {A} and not stream.ends
     it.hold(C, procs_id="another")  # it was not made by what was refused

@@ -221,9 +221,7 @@ class AgentService(AgentServiceServicer):
         wanted = procs_wanted_from_proto(request)
         _refuse(wanted_problems(wanted), "the request for processes")
         if wanted.ends:
-            ending = self._procs.end(wanted)
-            if ending is not None:
-                await ending.over()
+            await self._procs.end(wanted)
             return
         self._check_not_ending()
         found, named = self._procs.join(wanted)

@@ -9,6 +9,7 @@ Invariant: it is up at most once and ends at most once; when it is gone, so is a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +60,6 @@ class HeldProc:
     Attributes:
         up: where it listens, once it is up; kept when it has ended.
         end: how it ended, once it has.
-        is_gone: nothing of it, and of what it started, is left.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HeldProc:
         self.instance_id = instance_id
         self.up: ProcUp | None = None
         self.end: ProcEnd | None = None
-        self.is_gone = False
+        self._gone = asyncio.Event()
         self._wanted = wanted
         self._starter = starter
         self._oom = oom
@@ -81,6 +81,11 @@ class HeldProc:
         self._asked = ""
         self._starting: asyncio.Task[LaunchedProc] | None = None
         self._launched: LaunchedProc | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it, and of what it started, is left."""
+        return self._gone.is_set()
 
     async def run(self) -> None:
         """Start it and see it through to its end. Cancelled, it kills the process."""
@@ -99,7 +104,7 @@ class HeldProc:
             self._starting.cancel()  # does nothing to one that is done
             if self._launched is not None:
                 self._launched.close()
-        self.is_gone = True
+        self._gone.set()
         self._on_change()
 
     def kill(self, why: str) -> None:
@@ -115,16 +120,14 @@ class HeldProc:
             self._starting.cancel()
 
     async def stop(self, why: str, budget_s: float) -> None:
-        """Ask it to end, and `kill` it when it has not after the budget; returns when it is gone.
-
-        Raises:
-            TimeoutError: the kernel does not let go of something.
-        """
-        if self._launched is None:
+        """Ask it to end, `kill` it when it has not after the budget; returns when it is gone."""
+        if self._launched is None or not budget_s:
             self.kill(why)
-            return
-        self._asked = self._asked or why
-        await self._launched.end(budget_s)
+        else:
+            self._asked = self._asked or why
+            with contextlib.suppress(TimeoutError):  # what is not gone is logged in its course
+                await self._launched.end(budget_s)
+        await self._gone.wait()
 
     # --- how it goes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -142,19 +142,24 @@ class ProcSet:
         self._look()
 
     async def stop(self, why: str, budget_s: float) -> None:
-        """End the set in order, each process within the budget; returns when it is over."""
+        """End the set, each process within the budget; returns when it is over."""
         self._ends(why)
-        stops = [proc.stop(why, budget_s) for proc in self._procs.values() if not proc.is_gone]
-        await asyncio.gather(*stops, return_exceptions=True)  # what is not gone was logged
+        await self._stop(self._procs.values(), why, budget_s)
         self._look()
-        await self.over()
 
-    async def over(self) -> None:
-        """Return when nothing of the set is left; it has to be told to end by somebody."""
-        while not self.is_over:
-            await self._changed.wait()
+    async def stop_some(
+        self, instance_ids: Collection[InstanceId], why: str, budget_s: float
+    ) -> None:
+        """End some processes, each within the budget; one that never was can never be started."""
+        self._forgotten.update(it for it in instance_ids if it not in self._procs)
+        await self._stop(
+            [self._procs[it] for it in instance_ids if it in self._procs], why, budget_s
+        )
 
     # --- inside
+
+    async def _stop(self, procs: Iterable[HeldProc], why: str, budget_s: float) -> None:
+        await asyncio.gather(*[it.stop(why, budget_s) for it in procs if not it.is_gone])
 
     def _named(self, wanted: ProcsWanted, instance_id: InstanceId) -> Named:
         if instance_id in self._forgotten:

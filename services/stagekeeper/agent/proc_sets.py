@@ -104,18 +104,24 @@ class ProcSets:
             _log.info("processes for actors", set=str(found), owner=wanted.owner)
         return found, found.join(wanted)
 
-    def end(self, wanted: ProcsWanted) -> ProcSet | None:
-        """End a set; returns it while something of it is left. It can never be made after that.
+    async def end(self, wanted: ProcsWanted) -> None:
+        """End the processes named, or the whole set; returns when they are gone.
+
+        What has ended, or never was, can never be started after that. Cancelled, it goes on.
 
         Raises:
             Refused: NOT_ALLOWED: it is somebody else's.
         """
-        found = self._of_owner(wanted)
+        found, budget_s = self._of_owner(wanted), wanted.end_budget_s
         if found is None:
-            self._remember(wanted.procs_id)
-            return None
-        found.kill(_ENDED_BY_OWNER)
-        return found
+            if not wanted.instance_ids:
+                self._remember(wanted.procs_id)
+            return
+        if wanted.instance_ids:
+            work = found.stop_some(wanted.instance_ids, _ENDED_BY_OWNER, budget_s)
+        else:
+            work = found.stop(_ENDED_BY_OWNER, budget_s)
+        await asyncio.wait({self._owner.start(f"end of {wanted.procs_id}", work)})
 
     async def stop(self, budget_s: float) -> None:
         """End all sets in order, since the agent ends; returns within a bounded time."""

@@ -21,13 +21,14 @@ from stagekeeper.core.field_check import (
     length_problem,
     named,
     range_problem,
+    seconds_problem,
     twice_problem,
 )
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.core.limits import LARGEST_NUMBER, LONGEST_ID, LONGEST_PROC_LEASE_S, MOST_PROCS
 from stagekeeper.core.names import shown, text_problem
 
-_INSTANCE_ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
+_INSTANCE_ID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\Z", re.ASCII)
 
 _PYTHONPATH_ENV = {"PYTHONPATH": "is set by the agent (--pythonpath): leave it out"}
 
@@ -44,7 +45,8 @@ class ProcsWanted:
         lease_s: how long they go on while nobody holds them.
         env: variables of new ones.
         name, owner: for people.
-        ends: whether the set is to end.
+        ends: whether they are to end; all of the set when none is named.
+        end_budget_s: from SIGTERM until SIGKILL; 0 is SIGKILL at once.
     """
 
     procs_id: str
@@ -56,6 +58,7 @@ class ProcsWanted:
     name: str = ""
     owner: str = ""
     ends: bool = False
+    end_budget_s: float = 0.0
 
     def __str__(self) -> str:
         count = counted(len(self.instance_ids), "process", "processes")
@@ -70,6 +73,7 @@ def wanted_problems(wanted: ProcsWanted) -> list[FieldProblem]:
         ("instance_ids", _ids_problem(wanted)),
         ("incarnation", range_problem(wanted.incarnation, 0, LARGEST_NUMBER)),
         ("lease_s", _lease_problem(wanted.lease_s)),
+        ("end_budget_s", seconds_problem(wanted.end_budget_s)),
         ("name", length_problem(wanted.name) or text_problem(wanted.name)),
         ("owner", length_problem(wanted.owner) or text_problem(wanted.owner)),
     ]
@@ -92,7 +96,7 @@ def _instance_problems(wanted: ProcsWanted) -> Iterator[FieldProblem]:
         if not _INSTANCE_ID.match(instance_id):
             yield FieldProblem(
                 f"instance_ids[{index}]",
-                f"{shown(instance_id)} is no UUID of 32 hexadecimal digits",
+                f"{shown(instance_id)} is no UUID in lower case",
             )
 
 

@@ -84,6 +84,7 @@ class SpawnProcsRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    END_BUDGET_S_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Must equal the agent's."""
     procs_id: _builtins.str
@@ -99,10 +100,12 @@ class SpawnProcsRequest(_message.Message):
     owner: _builtins.str
     """Who owns them, for people: the root's host, program and pid."""
     ends: _builtins.bool
-    """Ends the set; what else is asked for is not looked at."""
+    """Ends the processes named; with none named, the set."""
+    end_budget_s: _builtins.float
+    """With `ends`: SIGTERM, and SIGKILL after so long; 0 is SIGKILL at once."""
     @_builtins.property
     def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The processes, as starts: UUIDs in hexadecimal, minted by the owner, each used for one process."""
+        """The processes, as starts: UUIDs in lower case, minted by the owner, each used for one process."""
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -121,10 +124,11 @@ class SpawnProcsRequest(_message.Message):
         name: _builtins.str = ...,
         owner: _builtins.str = ...,
         ends: _builtins.bool = ...,
+        end_budget_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "ends", b"ends", "environment", b"environment", "incarnation", b"incarnation", "instance_ids", b"instance_ids", "lease_s", b"lease_s", "name", b"name", "owner", b"owner", "procs_id", b"procs_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "end_budget_s", b"end_budget_s", "ends", b"ends", "environment", b"environment", "incarnation", b"incarnation", "instance_ids", b"instance_ids", "lease_s", b"lease_s", "name", b"name", "owner", b"owner", "procs_id", b"procs_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

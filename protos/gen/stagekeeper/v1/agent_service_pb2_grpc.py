@@ -194,8 +194,8 @@ class AgentServiceServicer:
 
         Nobody can tell here whether a stream was broken or left. When the last one of a set ends, its
         processes go on for `lease_s`, then the set ends: SIGKILL to them and to all that they started.
-        An end that is wanted at once is a repeat with `ends`; its stream ends when nothing is left. A set
-        that has ended is never made again. A caller that vanished without a word is noticed in half a
+        An end that is wanted is a repeat with `ends`; its stream ends when nothing is left. A set that has
+        ended is never made again. A caller that vanished without a word is noticed in half a
         minute; processes whose owner is silent need not wait for that.
 
         No header: they belong to their owner and to no reign. They end with the agent: in order when it

@@ -18,4 +18,5 @@ def procs_wanted_from_proto(message: pb2.SpawnProcsRequest) -> ProcsWanted:
         name=message.name,
         owner=message.owner,
         ends=message.ends,
+        end_budget_s=message.end_budget_s,
     )
