@@ -105,17 +105,13 @@ class Died(StagekeeperError):
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended the process, here or where it began; None when none did."""
-        return None if self._end is None else self._end.signal
+        """The signal that ended its process; None when none did, or that is not known."""
+        return None if self.failure.exit is None else self.failure.exit.signal
 
     @property
     def exit_code(self) -> int | None:
-        """The code that the process exited with; None when it did not, or that is not known."""
-        return None if self._end is None else self._end.code
-
-    @property
-    def _end(self) -> Any:
-        return self.failure.exit
+        """The code that its process exited with; None when it did not, or that is not known."""
+        return None if self.failure.exit is None else self.failure.exit.code
 
     def __repr__(self) -> str:
         facts = [("signal", self.signal), ("exit_code", self.exit_code), ("rank", self.rank)]

@@ -1,0 +1,1 @@
+"""Connections between the processes of a tree: frames out and in, both ends."""

@@ -1,0 +1,45 @@
+"""Failures in the making: of a rank by itself, and of an owner because of what it owns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from stagekeeper.actor.error_text import author_traceback
+from stagekeeper.actor.failure import FailureKind, Hop, MeshFailure
+from stagekeeper.actor.identity import ActorIdentity
+
+
+def failure_of(
+    identity: ActorIdentity, kind: FailureKind, message: str, **more: Any
+) -> MeshFailure:
+    """Make a failure of one rank, as this process sees it now."""
+    return MeshFailure.at(identity.origin, kind, message=message, detect_time=time.time(), **more)
+
+
+def from_below(
+    identity: ActorIdentity,
+    kind: FailureKind,
+    failures: Sequence[MeshFailure],
+    decision: str,
+    error: BaseException | None = None,
+) -> MeshFailure:
+    """Make the failure of an owner that did not handle those of its meshes.
+
+    Args:
+        identity: the owner.
+        failures: what it did not handle, the first one first; at least one.
+        decision: what it did instead, for the path.
+        error: what its `__supervise__` raised, if it did.
+    """
+    first = failures[0]
+    mine = failure_of(
+        identity,
+        kind,
+        f"{identity.name} {decision}",
+        detected_by="__supervise__",
+        remote_traceback="" if error is None else author_traceback(error),
+    )
+    return replace(mine, path=(*first.path, Hop(identity.name, decision)), causes=tuple(failures))

@@ -1,0 +1,142 @@
+"""`ActorService` as gRPC serves it: check, convert, call, convert.
+
+Decided here: nothing but who may ask. Invariant: a request that is refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import grpc
+
+from stagekeeper.actor.failure_wire import failure_to_proto
+from stagekeeper.actor.hosting.connect import Context, ProcIdentity, is_token, refuse
+from stagekeeper.actor.hosting.house import House
+from stagekeeper.v1 import actor_service_pb2 as pb
+from stagekeeper.v1.actor_service_pb2_grpc import ActorServiceServicer
+
+_LONGEST_NAME = 200
+
+
+class OwnedPlaces(Protocol):
+    """A mesh that this process owns, as others ask about it."""
+
+    async def places(self) -> list[pb.RankPlace]:
+        """Return where its ranks are, once each is up or has failed."""
+        ...
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        """Put new processes in the places of these; of a mesh of processes only."""
+        ...
+
+
+class Meshes(Protocol):
+    """The meshes that this process owns."""
+
+    def owned(self, mesh_id: str) -> OwnedPlaces | None: ...
+
+
+class ActorService(ActorServiceServicer):
+    """Serves the actors of one process, and answers for the meshes that it owns."""
+
+    def __init__(self, proc: ProcIdentity, house: House, meshes: Meshes) -> None:
+        self._proc = proc
+        self._house = house
+        self._meshes = meshes
+
+    async def SpawnActor(
+        self, request: pb.SpawnActorRequest, context: Context
+    ) -> pb.SpawnActorResponse:
+        await self._check(request, context)
+        code = grpc.StatusCode
+        wrong = _spawn_problems(request)
+        if wrong:
+            await refuse(context, code.INVALID_ARGUMENT, "BAD_FIELD", "; ".join(wrong))
+        if self._house.is_closing:
+            await refuse(context, code.UNAVAILABLE, "DRAINING", "this process is ending")
+        why = self._house.refusal_of(request.entrypoint)
+        if why:
+            await refuse(context, code.PERMISSION_DENIED, "NOT_ALLOWED", why)
+        session = self._house.known_session(request.session_id)
+        if session is None:
+            await refuse(
+                context,
+                code.NOT_FOUND,
+                "SESSION_UNKNOWN",
+                "no connection says this session_id: connect first, then spawn",
+            )
+            raise AssertionError("refuse returned")
+        failure = await self._house.spawn(request, session)
+        response = pb.SpawnActorResponse()
+        if failure is not None:
+            response.failure.CopyFrom(failure_to_proto(failure))
+        return response
+
+    async def StopActor(
+        self, request: pb.StopActorRequest, context: Context
+    ) -> pb.StopActorResponse:
+        await self._check(request, context)
+        if not 0 <= request.budget_s <= 31_536_000:
+            await refuse(
+                context,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "BAD_FIELD",
+                "budget_s: has to be within 0 and a year",
+            )
+        return await self._house.stop(request)
+
+    async def GetMesh(self, request: pb.GetMeshRequest, context: Context) -> pb.GetMeshResponse:
+        mesh = await self._mesh(request, context)
+        return pb.GetMeshResponse(places=await mesh.places())
+
+    async def RespawnProcs(
+        self, request: pb.RespawnProcsRequest, context: Context
+    ) -> pb.RespawnProcsResponse:
+        mesh = await self._mesh(request, context)
+        await mesh.replace_ended(list(request.instance_ids))
+        return pb.RespawnProcsResponse(places=await mesh.places())
+
+    async def _check(self, request: Any, context: Context) -> None:
+        code = grpc.StatusCode
+        if not is_token(request.token, self._proc.token):
+            await refuse(
+                context,
+                code.UNAUTHENTICATED,
+                "BAD_TOKEN",
+                "token: is not that of the actor tree that this process belongs to",
+            )
+        if getattr(request, "instance_id", self._proc.instance_id) != self._proc.instance_id:
+            await refuse(
+                context,
+                code.ABORTED,
+                "STALE_ROUTE",
+                f"this is process {self._proc.instance_id}, not {request.instance_id:.64}",
+            )
+
+    async def _mesh(self, request: Any, context: Context) -> OwnedPlaces:
+        await self._check(request, context)
+        mesh = self._meshes.owned(request.mesh_id)
+        if mesh is None:
+            await refuse(
+                context,
+                grpc.StatusCode.NOT_FOUND,
+                "MESH_UNKNOWN",
+                f"this process owns no mesh {request.mesh_id:.64}: it was stopped, or never here",
+            )
+            raise AssertionError("refuse returned")
+        return mesh
+
+
+def _spawn_problems(request: pb.SpawnActorRequest) -> list[str]:
+    problems = []
+    for field in ("actor_id", "entrypoint", "mesh_id", "mesh_name", "session_id"):
+        value = getattr(request, field)
+        if not value:
+            problems.append(f"{field}: is missing")
+        elif len(value) > _LONGEST_NAME and field != "entrypoint":
+            problems.append(f"{field}: has {len(value)} characters, at most {_LONGEST_NAME}")
+    if not request.size or request.rank >= request.size:
+        problems.append(f"rank: {request.rank} is no rank of a mesh of {request.size}")
+    if not 0 <= request.stall_after_s <= 31_536_000:
+        problems.append("stall_after_s: has to be within 0 and a year")
+    return problems

@@ -1,0 +1,72 @@
+"""The one thread in which an actor's plain (not async) code runs, one piece at a time.
+
+A thread of its own keeps the loop turning under a long computation, so that beats go on and others
+are served. Invariant: pieces run in the order in which they were handed in; a thread that is stuck
+holds up its actor and nothing else, and does not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_Piece = tuple[Callable[[], Any], "asyncio.Future[Any]", contextvars.Context]
+
+
+class ActorThread:
+    """Runs plain code of one actor. For the loop's thread only; the thread starts at first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(
+        self, piece: Callable[[], Result], context: contextvars.Context
+    ) -> asyncio.Future[Result]:
+        """Run `piece` when all before it have run. Cancelling the future does not stop it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        if self._loop is None:
+            self._loop = loop
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        self._pieces.put((piece, future, context))
+        return future
+
+    def close(self) -> None:
+        """Let the thread end after what it has. A second call changes nothing."""
+        if self._loop is not None:
+            self._pieces.put(None)
+
+    def _work(self) -> None:
+        while (item := self._pieces.get()) is not None:
+            piece, future, context = item
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = context.run(piece)
+            except BaseException as raised:
+                error = raised
+            try:
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(_settle, future, result, error)
+            except RuntimeError:
+                return  # the loop is closed: the process ends
+            del item, piece, future, context, result, error  # keep nothing alive while waiting
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, StopIteration):
+        future.set_exception(RuntimeError("StopIteration was raised out of an endpoint"))
+    else:
+        future.set_exception(error)

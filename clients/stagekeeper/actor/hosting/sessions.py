@@ -1,0 +1,98 @@
+"""Who is connected to this process, and whose actors end when a connection does.
+
+A session is one other process. It lasts as long as its connection, and where that may come back
+(the other end is on another host) for a lease after it. Decided here: when a session is over.
+Invariant: an actor outlives its session by no more than its own end takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stagekeeper.actor.connection.outbox import Outbox
+from stagekeeper.v1 import stage_service_pb2 as pb
+
+_MOST_KEPT_NEWS: Final = 1_000
+
+
+class Session:
+    """One process that owns actors here, or calls them. For the loop's thread only.
+
+    Args:
+        session_id: that process, as a start.
+        on_over: called once, when nobody can come back under this name.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        lease_s: float,
+        is_same_host: bool,
+        on_over: Callable[[Session], None],
+    ) -> None:
+        self.session_id = session_id
+        self.is_over = False
+        self._lease_s = lease_s
+        self._is_same_host = is_same_host
+        self._on_over = on_over
+        self._outbox: Outbox | None = None
+        self._news: list[pb.RankFailed] = []
+        self._last_heard = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def attach(self, outbox: Outbox) -> None:
+        """Take a connection; what the owner has not been told leaves on it first."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._outbox = outbox
+        self.heard()
+        news, self._news = self._news, []
+        for item in news:
+            outbox.put(pb.Frame(failure=item))
+
+    def detach(self, outbox: Outbox) -> None:
+        """The connection is gone: on one host so is the process, elsewhere a lease decides."""
+        if self._outbox is not outbox:
+            return  # another one took its place
+        self._outbox = None
+        if self._is_same_host:
+            self.end()
+        else:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._lease_s, self.end)
+
+    def heard(self) -> None:
+        """The other process gave a sign of life."""
+        self._last_heard = time.monotonic()
+
+    def look(self, now: float) -> None:
+        """End the session when a process of another host is silent for the lease."""
+        is_silent = now - self._last_heard >= self._lease_s
+        if self._outbox is not None and not self._is_same_host and is_silent:
+            self.end()
+
+    def forgive(self, stalled_s: float) -> None:
+        """Leave out of account a time in which this process itself did not run."""
+        self._last_heard += stalled_s
+
+    def push_failure(self, news: pb.RankFailed) -> None:
+        """Tell the process of a rank of its own; kept until it is connected."""
+        if self._outbox is not None:
+            self._outbox.put(pb.Frame(failure=news))
+        elif not self.is_over and len(self._news) < _MOST_KEPT_NEWS:
+            self._news.append(news)
+
+    def end(self) -> None:
+        """The session is over. A second call changes nothing."""
+        if not self.is_over:
+            self.is_over = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._outbox is not None:
+                self._outbox.close()
+            self._on_over(self)

@@ -1,0 +1,1 @@
+"""What an owner does for its meshes: bring up, watch, hear of failures, respawn, stop."""

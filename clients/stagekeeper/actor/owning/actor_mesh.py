@@ -1,0 +1,463 @@
+"""The owner's side of one mesh of actors: bring its ranks up, hear of their ends, respawn, stop.
+
+Decided here: that a rank's end is told to the owner once per incarnation, after its callers; what
+a respawn replaces; and what a stop reports. Not decided here: how a process comes to be (procs)
+and what the owner answers (scope). Invariant: after `expect_end` no end of a rank is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from stagekeeper.actor.connection.link import Link, PendingCall
+from stagekeeper.actor.errors import Died, MeshError
+from stagekeeper.actor.failing import failure_of
+from stagekeeper.actor.failure import FailureKind, MeshFailure
+from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
+from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.actor.owning.ranks import ActorRank, RankState
+from stagekeeper.actor.place import place_to_proto
+from stagekeeper.v1 import actor_service_pb2 as pb
+from stagekeeper.v1.types_pb2 import Payload
+from stagekeeper.wire.error_details import describe
+
+if TYPE_CHECKING:
+    from stagekeeper.actor.owning.procs import ProcPlaces
+    from stagekeeper.actor.owning.scope import Scope
+    from stagekeeper.actor.program import Program
+
+_log = logging.getLogger("stagekeeper.actor")
+
+_GRACE_S = 0.5
+"""What an answer may take beyond the budget that was given for the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnPlan:
+    """What every incarnation of a rank is made from."""
+
+    name: str
+    entrypoint: str
+    main_path: str
+    arguments: Payload
+    is_group: bool = False
+    stall_after_s: float = 0.0
+    max_in_flight: int = 0
+
+
+@dataclass(slots=True)
+class StopReport:
+    """How a stop went, rank by rank.
+
+    Attributes:
+        clean: ranks that ended as asked.
+        dead: ranks that had failed already, with how.
+        unreachable: ranks that did not answer within the budget.
+        unrun: messages that did not run or were given up, with who sent them.
+        cleanup: failures of `__cleanup__`, and of what the ranks owned.
+    """
+
+    clean: list[int] = field(default_factory=list)
+    dead: dict[int, MeshFailure] = field(default_factory=dict)
+    unreachable: list[int] = field(default_factory=list)
+    unrun: list[Unrun] = field(default_factory=list)
+    cleanup: list[MeshFailure] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """Every rank ended as asked or had ended before, and every message ran."""
+        return not (self.unreachable or self.unrun or self.cleanup)
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.clean)} clean"]
+        if self.dead:
+            parts.append(f"{len(self.dead)} dead")
+        if self.unreachable:
+            parts.append(f"unreachable: {', '.join(map(str, self.unreachable))}")
+        if self.unrun:
+            parts.append(f"{len(self.unrun)} messages not run")
+        parts += [failure.summary for failure in self.cleanup]
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Unrun:
+    """A message that a stop left undone."""
+
+    rank: int
+    endpoint: str
+    sender: str
+    had_begun: bool
+
+
+class ActorMeshControl:
+    """One mesh of actors, for its owner. For the loop's thread only."""
+
+    def __init__(self, program: Program, scope: Scope, plan: SpawnPlan, procs: ProcPlaces) -> None:
+        self.mesh_id = str(uuid.uuid4())
+        self.plan = plan
+        self.mesh: Any = None
+        """What the owner holds; failures name it."""
+        self._program = program
+        self._scope = scope
+        self._procs = procs
+        self._is_expecting_end = False
+        self._stopping: asyncio.Task[StopReport] | None = None
+        self.ranks: tuple[ActorRank, ...] = tuple(
+            ActorRank(self, rank) for rank in range(procs.size)
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._respawns = asyncio.Lock()
+
+    @property
+    def mesh_name(self) -> str:
+        return self.plan.name
+
+    # --- coming up
+
+    def start(self) -> None:
+        """Begin to bring every rank up."""
+        for rank in self.ranks:
+            self._keep(self._bring_up(rank, is_told=False))
+
+    async def _bring_up(self, rank: ActorRank, *, is_told: bool) -> None:
+        """Bring one incarnation up. With `is_told` somebody awaits it, who is told instead."""
+        incarnation = rank.incarnation
+        actor_id = str(uuid.uuid4())
+        identity = self._identity(rank, actor_id)
+        try:
+            place = await self._procs.place(rank.rank)
+            link = self._program.links.to(place)
+            await link.connected()
+            request = self._request(rank, actor_id, place.instance_id)
+            rank.actor_id = actor_id
+            rank.place = place
+            response = await link.actors.SpawnActor(request)
+        except ProcFailed as error:
+            failure = self._of_process(rank, error.failure)
+        except (grpc.RpcError, ConnectionError) as error:
+            failure = await self._never_up(rank, identity, error)
+        else:
+            if incarnation != rank.incarnation or rank.state is not RankState.WAITING:
+                return
+            if not response.HasField("failure"):
+                rank.up(link, actor_id, place)
+                return
+            failure = failure_from_proto(response.failure)
+        if incarnation == rank.incarnation:
+            rank.is_told = rank.is_told or is_told
+            self._failed(rank, failure)
+
+    async def _never_up(
+        self, rank: ActorRank, identity: ActorIdentity, error: grpc.RpcError | ConnectionError
+    ) -> MeshFailure:
+        if rank.place is not None:
+            end = await self._program.end_of(rank.place, self._procs)
+            if end is not None:
+                return self._of_process(rank, end)
+        text = describe(error).message if isinstance(error, grpc.RpcError) else str(error)
+        return failure_of(identity, FailureKind.INIT_RAISED, text, detected_by="spawn")
+
+    def _request(self, rank: ActorRank, actor_id: str, instance_id: str) -> pb.SpawnActorRequest:
+        plan = self.plan
+        return pb.SpawnActorRequest(
+            token=self._program.token,
+            instance_id=instance_id,
+            session_id=self._program.instance_id,
+            actor_id=actor_id,
+            entrypoint=plan.entrypoint,
+            main_path=plan.main_path,
+            arguments=plan.arguments,
+            mesh_id=self.mesh_id,
+            mesh_name=plan.name,
+            rank=rank.rank,
+            size=len(self.ranks),
+            owner_path=self._scope.identity.path,
+            incarnation=rank.incarnation,
+            stall_after_s=plan.stall_after_s,
+            max_in_flight=plan.max_in_flight,
+        )
+
+    def _identity(self, rank: ActorRank, actor_id: str) -> ActorIdentity:
+        return ActorIdentity(
+            actor_id=actor_id,
+            mesh_id=self.mesh_id,
+            mesh_name=self.plan.name,
+            rank=rank.rank,
+            size=len(self.ranks),
+            incarnation=rank.incarnation,
+            owner_path=self._scope.identity.path,
+        )
+
+    async def settled(self, ranks: Iterable[ActorRank]) -> None:
+        """Return when each is up, failed or stopped."""
+        await asyncio.gather(*(rank.settled() for rank in ranks))
+
+    # --- failures
+
+    def expect_end(self) -> None:
+        """From now on the end of a rank is asked for, and no failure."""
+        self._is_expecting_end = True
+
+    def rank_failed(self, rank_number: int, actor_id: str, failure: MeshFailure) -> None:
+        """Hear of a failure from the rank's own process."""
+        if rank_number >= len(self.ranks):
+            return
+        rank = self.ranks[rank_number]
+        if actor_id == rank.actor_id:
+            self._failed(rank, failure)
+
+    def lost(self, rank: ActorRank, link: Link, calls: list[PendingCall]) -> None:
+        """The connection to a rank's process broke: find out how it ended, then tell everybody."""
+        self._keep(self._judge_loss(rank, rank.incarnation, link, calls))
+
+    async def _judge_loss(
+        self, rank: ActorRank, incarnation: int, link: Link, calls: list[PendingCall]
+    ) -> None:
+        end = await self._program.end_of(link.place, self._procs)
+        if end is None:
+            end = self._program.unexplained_end(link)
+        failure = self._of_process(rank, end)
+        if incarnation != rank.incarnation:
+            return
+        if rank.failure is not None:
+            rank.end_calls(calls)
+            return
+        self._failed(rank, failure, calls)
+
+    def process_failed(self, instance_id: str, end: MeshFailure) -> bool:
+        """Hear of a process that is stalled; return whether a rank of this mesh is in it."""
+        is_ours = False
+        for rank in self.ranks:
+            is_there = rank.place is not None and rank.place.instance_id == instance_id
+            if is_there and rank.state in (RankState.UP, RankState.WAITING):
+                is_ours = True
+                self._failed(rank, self._of_process(rank, end))
+        return is_ours
+
+    def holds(self, instance_id: str) -> bool:
+        """Return whether a rank that has not ended is, or is about to be, in a process."""
+        return any(
+            self._procs.instance_id_of(rank.rank) == instance_id
+            and rank.state is not RankState.STOPPED
+            for rank in self.ranks
+        )
+
+    def undelivered(self, rank: ActorRank, endpoint: str, sender: str) -> None:
+        """A message without an answer was for a rank that has failed."""
+        if rank.is_undelivered_told or self._is_expecting_end:
+            _log.warning("%s from %s was for %s, which has failed", endpoint, sender, rank.name)
+            return
+        identity = self._identity(rank, rank.actor_id)
+        failure = failure_of(
+            identity,
+            FailureKind.UNDELIVERABLE,
+            f"{endpoint} from {sender} was for {rank.name}, which has failed",
+            endpoint=endpoint,
+            sender=sender,
+        )
+        if rank.failure is not None:
+            failure = replace(failure, causes=(*rank.failure.causes, rank.failure))
+        self._failed(rank, failure)
+
+    def sought(self, rank: ActorRank) -> None:
+        """A call waits for a rank: it is being brought up already."""
+
+    def _failed(
+        self, rank: ActorRank, failure: MeshFailure, calls: Sequence[PendingCall] = ()
+    ) -> None:
+        """Settle a rank's failure: callers first, then the owner, once."""
+        if failure.kind is FailureKind.UNDELIVERABLE:
+            if not rank.is_undelivered_told and not self._is_expecting_end:
+                rank.is_undelivered_told = True
+                self._tell(failure)
+            return
+        if failure.kind is FailureKind.CLEANUP_RAISED:
+            self._tell(failure)
+            return
+        is_known = rank.is_told or self._is_expecting_end
+        if failure.kind is not FailureKind.STALLED:
+            if rank.state is RankState.FAILED:
+                rank.end_calls(list(calls))
+                return
+            rank.fail(failure, list(calls))
+        if not is_known:
+            rank.is_told = True
+            self._tell(failure)
+
+    def _tell(self, failure: MeshFailure) -> None:
+        self._scope.deliver(failure.attached(self.mesh, self.respawn))
+
+    def _of_process(self, rank: ActorRank, end: MeshFailure) -> MeshFailure:
+        """Say of a rank what happened to its process; the id stays that of the process's end."""
+        return replace(
+            end,
+            mesh_name=self.plan.name,
+            mesh_id=self.mesh_id,
+            ranks=(rank.rank,),
+            incarnations=(rank.incarnation,),
+        )
+
+    # --- respawn
+
+    async def respawn(self, failure: MeshFailure) -> None:
+        """Put new actors where these failed; see `MeshFailure.respawn`."""
+        async with self._respawns:
+            failed = [
+                self.ranks[number]
+                for number, incarnation in zip(failure.ranks, failure.incarnations, strict=True)
+                if self.ranks[number].incarnation == incarnation
+            ]
+            if not failed or self._is_expecting_end:
+                return
+            ranks = list(self.ranks) if self.plan.is_group else failed
+            stalled = failed if failure.kind is FailureKind.STALLED else []
+            await self._end_old(ranks, stalled)
+            ended = [rank.place.instance_id for rank in ranks if rank.place is not None]
+            for rank in ranks:
+                rank.renew()
+            await self._procs.replace_ended(ended)
+            await asyncio.gather(*(self._bring_up(rank, is_told=True) for rank in ranks))
+            for rank in ranks:
+                rank.is_told = rank.state is RankState.FAILED
+            problems = {
+                rank.rank: Died(rank.failure, rank=rank.rank)
+                for rank in ranks
+                if rank.failure is not None
+            }
+            if problems:
+                raise MeshError(f"{self.plan.name} was not respawned", problems, {})
+
+    async def _end_old(self, ranks: list[ActorRank], stalled: list[ActorRank]) -> None:
+        """Make sure that nothing of the old incarnations goes on."""
+        for rank in stalled:
+            rank.is_told = True
+            if rank.place is not None:
+                await self._procs.kill(rank.place.instance_id)
+                rank.fail(rank.failure or self._replaced(rank))
+        living = [rank for rank in ranks if rank.state is RankState.UP]
+        for rank in living:
+            rank.is_told = True
+        await asyncio.gather(*(self._stop_rank(rank, 0.0, None) for rank in living))
+
+    def _replaced(self, rank: ActorRank) -> MeshFailure:
+        return failure_of(
+            self._identity(rank, rank.actor_id),
+            FailureKind.STALLED,
+            f"{rank.name} was stalled, and is being replaced",
+        )
+
+    # --- stop
+
+    async def stop(self, budget_s: float, failure: MeshFailure | None = None) -> StopReport:
+        """Stop every rank; a second call joins."""
+        self.expect_end()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(
+                self._stop(budget_s, failure), name=f"stop {self.plan.name}"
+            )
+        return await asyncio.shield(self._stopping)
+
+    async def stop_for_owner(
+        self, budget_s: float, failure: MeshFailure | None
+    ) -> list[MeshFailure]:
+        return (await self.stop(budget_s, failure)).cleanup
+
+    async def _stop(self, budget_s: float, failure: MeshFailure | None) -> StopReport:
+        report = StopReport()
+        limit_s = budget_s + _GRACE_S
+        waiting = [rank for rank in self.ranks if rank.state is RankState.WAITING]
+        if waiting:
+            done = asyncio.ensure_future(self.settled(waiting))
+            await asyncio.wait({done}, timeout=limit_s)
+            done.cancel()
+        answers = await asyncio.gather(
+            *(self._stop_rank(rank, budget_s, failure) for rank in self.ranks)
+        )
+        for rank, answer in zip(self.ranks, answers, strict=True):
+            if answer is not None:
+                report.clean.append(rank.rank)
+                report.unrun += [
+                    Unrun(rank.rank, it.endpoint, it.sender, it.had_begun) for it in answer.unrun
+                ]
+                if answer.HasField("cleanup_failure"):
+                    report.cleanup.append(failure_from_proto(answer.cleanup_failure))
+            elif rank.failure is not None:
+                report.dead[rank.rank] = rank.failure
+            else:
+                report.unreachable.append(rank.rank)
+            rank.stopped()
+        for task in self._tasks:
+            task.cancel()
+        self._scope.remove(self)
+        self._program.forget(self.mesh_id)
+        return report
+
+    async def _stop_rank(
+        self, rank: ActorRank, budget_s: float, failure: MeshFailure | None
+    ) -> pb.StopActorResponse | None:
+        """Stop one rank; None when it had failed, or does not answer in time."""
+        if rank.place is None or rank.state is not RankState.UP:
+            return None
+        request = pb.StopActorRequest(
+            token=self._program.token,
+            instance_id=rank.place.instance_id,
+            actor_id=rank.actor_id,
+            budget_s=budget_s,
+        )
+        if failure is not None:
+            request.failure.CopyFrom(failure_to_proto(failure))
+        link = self._program.links.existing(rank.place.instance_id)
+        if link is None:
+            return None
+        try:
+            response: pb.StopActorResponse = await link.actors.StopActor(
+                request, timeout=2 * budget_s + _GRACE_S
+            )
+        except grpc.RpcError:
+            return None
+        return response
+
+    async def places(self) -> list[pb.RankPlace]:
+        """Return where the ranks are, once each is up or has failed."""
+        await self.settled(self.ranks)
+        found = []
+        for rank in self.ranks:
+            if rank.place is None:
+                place = pb.RankPlace(incarnation=rank.incarnation)
+            else:
+                place = place_to_proto(
+                    rank.place, actor_id=rank.actor_id, incarnation=rank.incarnation
+                )
+            if rank.failure is not None:
+                place.failure.CopyFrom(failure_to_proto(rank.failure))
+            found.append(place)
+        return found
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        """A mesh of actors has no processes to replace."""
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work, name=f"mesh {self.plan.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)
+
+
+class ProcFailed(Exception):
+    """The process that a rank was to be in is not there; `failure` says why."""
+
+    def __init__(self, failure: MeshFailure) -> None:
+        super().__init__(failure.summary)
+        self.failure = failure

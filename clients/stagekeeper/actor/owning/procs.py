@@ -1,0 +1,438 @@
+"""Meshes of processes: those that this process owns, and references to those of others.
+
+Decided here: when the end of a process is a failure, who hears of it, and that a place gets a new
+process only when the old one is gone. Not decided here: how one is started; a `ProcSource` does
+it, on this host or through an agent. Invariant: a process that was started is stopped by its
+owner's end at the latest, with all that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpc
+
+from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
+from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
+from stagekeeper.actor.owning.actor_mesh import ProcFailed, StopReport
+from stagekeeper.actor.place import Place, place_from_proto, place_to_proto
+from stagekeeper.v1 import actor_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from stagekeeper.actor.owning.scope import Scope
+    from stagekeeper.actor.program import Program
+
+_END_SEEN_LIMIT_S: Final = 1.0
+"""How long after its connection broke a process's end is awaited from the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcEnd:
+    """How a process ended, as far as is known."""
+
+    exit: ExitInfo | None
+    detected_by: str
+    message: str = ""
+    last_log_lines: tuple[str, ...] = ()
+
+
+class StartedProc(Protocol):
+    """A process that is up."""
+
+    place: Place
+
+    async def ended(self) -> ProcEnd:
+        """Return when it has ended, at once when it is gone from the kernel's view."""
+        ...
+
+    async def end(self, budget_s: float) -> bool:
+        """Ask it to end, kill it with all that it started after the budget; False: no answer."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill it with all that it started; return when it is gone."""
+        ...
+
+
+class ProcSource(Protocol):
+    """Starts processes somewhere."""
+
+    async def start(self, index: int, instance_id: str, name: str) -> StartedProc:
+        """Start one.
+
+        Raises:
+            ProcFailed: it did not come up; nothing is left of it.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what belongs to the whole set. Its processes have ended."""
+        ...
+
+
+class ProcPlaces(Protocol):
+    """Processes that actors can be spawned in."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def mesh_name(self) -> str: ...
+
+    def instance_id_of(self, rank: int) -> str:
+        """Return which process is in a place, or is about to be; "" where only others know."""
+        ...
+
+    async def place(self, rank: int) -> Place:
+        """Return where a process is, once it is up. Raises ProcFailed."""
+        ...
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        """Put new processes in the places of those of these that have ended."""
+        ...
+
+    async def kill(self, instance_id: str) -> None:
+        """Kill a process that is stalled."""
+        ...
+
+    async def end_of(self, place: Place) -> MeshFailure | None:
+        """Say how a process ended; None when nobody knows that it did."""
+        ...
+
+
+class _Slot:
+    """One place of a mesh of processes."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.incarnation = 0
+        self.instance_id = ""
+        self.proc: StartedProc | None = None
+        self.failure: MeshFailure | None = None
+        self.is_asked = False
+        self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.watching: asyncio.Task[None] | None = None
+
+
+class ProcMeshControl:
+    """A mesh of processes, for its owner. For the loop's thread only."""
+
+    def __init__(
+        self, program: Program, scope: Scope, name: str, size: int, source: ProcSource
+    ) -> None:
+        self.mesh_id = str(uuid.uuid4())
+        self.mesh_name = name
+        self.mesh: Any = None
+        self._program = program
+        self._scope = scope
+        self._source = source
+        self._slots = [_Slot(index) for index in range(size)]
+        self._is_expecting_end = False
+        self._stopping: asyncio.Task[StopReport] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self._slots)
+
+    @property
+    def failures(self) -> dict[int, MeshFailure]:
+        """The failures of the places whose process ended, by place."""
+        return {slot.index: slot.failure for slot in self._slots if slot.failure is not None}
+
+    def start(self) -> None:
+        """Begin to start every process."""
+        for slot in self._slots:
+            self._begin(slot)
+
+    def _begin(self, slot: _Slot) -> None:
+        slot.incarnation += 1
+        slot.instance_id = str(uuid.uuid4())
+        slot.proc, slot.failure, slot.is_asked = None, None, False
+        slot.ready, slot.ended = asyncio.Event(), asyncio.Event()
+        slot.watching = asyncio.create_task(
+            self._live(slot), name=f"process {self.mesh_name}[{slot.index}]"
+        )
+
+    async def _live(self, slot: _Slot) -> None:
+        """Start one process and see its end."""
+        name = f"{self.mesh_name}[{slot.index}]"
+        try:
+            slot.proc = proc = await self._source.start(slot.index, slot.instance_id, name)
+        except ProcFailed as error:
+            slot.failure = self._own(slot, error.failure)
+            slot.ready.set()
+            slot.ended.set()
+            self._tell_if_nobody_is_in(slot)
+            return
+        slot.ready.set()
+        end = await proc.ended()
+        slot.failure = self._failure(slot, end, proc.place)
+        slot.ended.set()
+        link = self._program.links.existing(slot.instance_id)
+        if link is not None:
+            await link.close()  # tells every caller, and each mesh with a rank in it
+        if not slot.is_asked:
+            self._tell_if_nobody_is_in(slot, 0 if link is None else link.other_actor_count)
+
+    def _tell_if_nobody_is_in(self, slot: _Slot, other_actor_count: int = 0) -> None:
+        is_told = other_actor_count > 0 or self._program.holds_rank_in(slot.instance_id)
+        if is_told or self._is_expecting_end or slot.failure is None:
+            return
+        self._scope.deliver(slot.failure.attached(self.mesh, self.respawn))
+
+    def _failure(self, slot: _Slot, end: ProcEnd, place: Place) -> MeshFailure:
+        kind = FailureKind.GONE
+        if end.exit is not None and end.exit.out_of_memory:
+            kind = FailureKind.OUT_OF_MEMORY
+        elif end.exit is not None and end.exit.signal is not None:
+            kind = FailureKind.SIGNALED
+        elif end.exit is not None and end.exit.code is not None:
+            kind = FailureKind.EXITED
+        return MeshFailure(
+            id=failure_id(slot.instance_id, "end"),
+            kind=kind,
+            mesh_name=self.mesh_name,
+            mesh_id=self.mesh_id,
+            ranks=(slot.index,),
+            incarnations=(slot.incarnation,),
+            instance_id=slot.instance_id,
+            message=end.message,
+            exit=end.exit,
+            detected_by=end.detected_by,
+            detect_time=time.time(),
+            pid=place.pid,
+            last_log_lines=end.last_log_lines,
+        )
+
+    def _own(self, slot: _Slot, failure: MeshFailure) -> MeshFailure:
+        return replace(
+            failure,
+            mesh_name=self.mesh_name,
+            mesh_id=self.mesh_id,
+            ranks=(slot.index,),
+            incarnations=(slot.incarnation,),
+        )
+
+    # --- for the meshes of actors in it
+
+    def instance_id_of(self, rank: int) -> str:
+        return self._slots[rank].instance_id
+
+    async def place(self, rank: int) -> Place:
+        slot = self._slots[rank]
+        await slot.ready.wait()
+        if slot.failure is not None:
+            raise ProcFailed(slot.failure)
+        assert slot.proc is not None
+        return slot.proc.place
+
+    async def end_of(self, place: Place) -> MeshFailure | None:
+        slot = self._slot_of(place.instance_id)
+        if slot is None or slot.watching is None:
+            return None
+        if slot.failure is None:
+            # The connection was quicker than the kernel's word, or the process only closed it.
+            try:
+                await asyncio.wait_for(slot.ended.wait(), _END_SEEN_LIMIT_S)
+            except TimeoutError:
+                return None
+        return slot.failure
+
+    async def kill(self, instance_id: str) -> None:
+        slot = self._slot_of(instance_id)
+        if slot is not None and slot.proc is not None:
+            slot.is_asked = True
+            await slot.proc.kill()
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        if self._is_expecting_end:
+            return
+        slots = [
+            slot
+            for slot in self._slots
+            if slot.instance_id in instance_ids and slot.failure is not None
+        ]
+        for slot in slots:
+            if slot.watching is not None and slot.watching is not asyncio.current_task():
+                await asyncio.wait({slot.watching}, timeout=5.0)
+            if slot.instance_id in instance_ids:
+                self._begin(slot)
+        for slot in slots:
+            await slot.ready.wait()
+
+    async def respawn(self, failure: MeshFailure) -> None:
+        """Put new processes in the places of those that failed."""
+        ids = [
+            slot.instance_id
+            for slot in self._slots
+            if slot.index in failure.ranks and slot.failure is not None
+        ]
+        await self.replace_ended(ids)
+        for slot in self._slots:
+            if slot.index in failure.ranks and slot.failure is not None:
+                raise ProcFailed(slot.failure)
+
+    def _slot_of(self, instance_id: str) -> _Slot | None:
+        return next((slot for slot in self._slots if slot.instance_id == instance_id), None)
+
+    async def places(self) -> list[pb.RankPlace]:
+        found = []
+        for slot in self._slots:
+            await slot.ready.wait()
+            if slot.proc is None:
+                place = pb.RankPlace(instance_id=slot.instance_id, incarnation=slot.incarnation)
+            else:
+                place = place_to_proto(slot.proc.place, incarnation=slot.incarnation)
+            if slot.failure is not None:
+                place.failure.CopyFrom(failure_to_proto(slot.failure))
+            found.append(place)
+        return found
+
+    # --- stop
+
+    def expect_end(self) -> None:
+        """From now on the end of a process is asked for, and no failure."""
+        self._is_expecting_end = True
+        for slot in self._slots:
+            slot.is_asked = True
+
+    async def stop(self, budget_s: float, failure: MeshFailure | None = None) -> StopReport:
+        """End every process; a second call joins."""
+        dead = {slot.index: slot.failure for slot in self._slots if slot.failure is not None}
+        self.expect_end()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(
+                self._stop(budget_s, dead), name=f"stop {self.mesh_name}"
+            )
+        return await asyncio.shield(self._stopping)
+
+    async def stop_for_owner(
+        self, budget_s: float, failure: MeshFailure | None
+    ) -> list[MeshFailure]:
+        return (await self.stop(budget_s, failure)).cleanup
+
+    async def _stop(self, budget_s: float, dead: dict[int, MeshFailure]) -> StopReport:
+        report = StopReport(dead=dead)
+        answers = await asyncio.gather(*(self._end(slot, budget_s) for slot in self._slots))
+        for slot, is_clean in zip(self._slots, answers, strict=True):
+            if slot.index in dead:
+                continue
+            (report.clean if is_clean else report.unreachable).append(slot.index)
+        await self._source.close()
+        self._scope.remove(self)
+        self._program.forget(self.mesh_id)
+        return report
+
+    async def _end(self, slot: _Slot, budget_s: float) -> bool:
+        is_clean = True
+        if slot.proc is None and slot.watching is not None and not slot.watching.done():
+            slot.watching.cancel()  # a start that is under way ends with nothing left
+            await asyncio.wait({slot.watching})
+        elif slot.proc is not None:
+            is_clean = await slot.proc.end(budget_s)
+            if slot.watching is not None:
+                await asyncio.wait({slot.watching}, timeout=1.0)
+                slot.watching.cancel()
+        if slot.failure is None and slot.proc is None:
+            slot.ready.set()
+        return is_clean
+
+
+class ProcReference:
+    """A mesh of processes that another process owns: asked there.
+
+    Args:
+        owner: the process that owns it.
+    """
+
+    def __init__(self, program: Program, mesh_id: str, name: str, size: int, owner: Place) -> None:
+        self.mesh_id = mesh_id
+        self.mesh_name = name
+        self.owner = owner
+        self._program = program
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def instance_id_of(self, rank: int) -> str:
+        return ""
+
+    async def place(self, rank: int) -> Place:
+        found = (await self._ask())[rank]
+        if found.HasField("failure"):
+            raise ProcFailed(failure_from_proto(found.failure))
+        return place_from_proto(found)
+
+    async def end_of(self, place: Place) -> MeshFailure | None:
+        try:
+            for found in await asyncio.wait_for(self._ask(), 1.0):
+                if found.instance_id == place.instance_id and found.HasField("failure"):
+                    return failure_from_proto(found.failure)
+        except (TimeoutError, grpc.RpcError, ConnectionError):
+            pass
+        return None
+
+    async def kill(self, instance_id: str) -> None:
+        """Not the owner's to do from here: the process is replaced when it has ended."""
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        link = self._program.links.to(self.owner)
+        await link.connected()
+        await link.actors.RespawnProcs(
+            pb.RespawnProcsRequest(
+                token=self._program.token, mesh_id=self.mesh_id, instance_ids=instance_ids
+            )
+        )
+
+    async def _ask(self) -> list[pb.RankPlace]:
+        link = self._program.links.to(self.owner)
+        await link.connected()
+        response = await link.actors.GetMesh(
+            pb.GetMeshRequest(token=self._program.token, mesh_id=self.mesh_id)
+        )
+        return list(response.places)
+
+
+class ProcSlice:
+    """Some processes of a mesh, numbered from 0."""
+
+    def __init__(self, procs: ProcPlaces, indexes: tuple[int, ...]) -> None:
+        self._procs = procs
+        self._indexes = indexes
+
+    @property
+    def size(self) -> int:
+        return len(self._indexes)
+
+    @property
+    def mesh_name(self) -> str:
+        return self._procs.mesh_name
+
+    def whole(self) -> tuple[ProcPlaces, tuple[int, ...]]:
+        """Return the processes that it is a part of, and which of them."""
+        if isinstance(self._procs, ProcSlice):
+            procs, indexes = self._procs.whole()
+            return procs, tuple(indexes[index] for index in self._indexes)
+        return self._procs, self._indexes
+
+    def instance_id_of(self, rank: int) -> str:
+        return self._procs.instance_id_of(self._indexes[rank])
+
+    async def place(self, rank: int) -> Place:
+        return await self._procs.place(self._indexes[rank])
+
+    async def end_of(self, place: Place) -> MeshFailure | None:
+        return await self._procs.end_of(place)
+
+    async def kill(self, instance_id: str) -> None:
+        await self._procs.kill(instance_id)
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        await self._procs.replace_ended(instance_ids)

@@ -1,0 +1,184 @@
+"""Meshes of actors that another process owns: their ranks are where that process says.
+
+Decided here: that the owner is asked at the first call, and again when a rank is not where it
+was. Invariant: what a caller is told of a rank's end is what the owner was told, as long as the
+owner can be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from stagekeeper.actor.connection.link import Link, PendingCall
+from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
+from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
+from stagekeeper.actor.owning.ranks import ActorRank, RankState
+from stagekeeper.actor.place import Place, place_from_proto
+from stagekeeper.v1 import actor_service_pb2 as pb
+from stagekeeper.v1 import stage_service_pb2 as stage_pb
+
+if TYPE_CHECKING:
+    from stagekeeper.actor.program import Program
+
+_log = logging.getLogger("stagekeeper.actor")
+
+_END_KNOWN_LIMIT_S: Final = 1.0
+"""How long the owner may take to hear of an end that a caller has seen already."""
+
+_ASK_AGAIN_S: Final = 0.02
+
+
+class ReferenceKeeper:
+    """Keeps the ranks of a mesh of another process up to date. For the loop's thread only.
+
+    Args:
+        owner: the process that owns the mesh.
+    """
+
+    def __init__(self, program: Program, mesh_id: str, name: str, size: int, owner: Place) -> None:
+        self.mesh_id = mesh_id
+        self.mesh_name = name
+        self.owner = owner
+        self._program = program
+        self.ranks: tuple[ActorRank, ...] = tuple(
+            ActorRank(self, rank, is_reference=True) for rank in range(size)
+        )
+        self._seeking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def sought(self, rank: ActorRank) -> None:
+        """Ask the owner where the ranks are, once for all calls that wait."""
+        if self._seeking is None or self._seeking.done():
+            self._seeking = self._keep(self._seek())
+
+    def lost(self, rank: ActorRank, link: Link, calls: list[PendingCall]) -> None:
+        """Ask the owner what became of a rank whose connection broke."""
+        _ = self._keep(self._judge_loss(rank, rank.actor_id, link, calls))
+
+    def undelivered(self, rank: ActorRank, endpoint: str, sender: str) -> None:
+        """Tell the owner of a message for a rank that has failed."""
+        failure = MeshFailure(
+            id=failure_id(rank.actor_id or self.mesh_id, FailureKind.UNDELIVERABLE),
+            kind=FailureKind.UNDELIVERABLE,
+            mesh_name=self.mesh_name,
+            mesh_id=self.mesh_id,
+            ranks=(rank.rank,),
+            incarnations=(rank.incarnation,),
+            message=f"{endpoint} from {sender} was for {rank.name}, which has failed",
+            detect_time=time.time(),
+            endpoint=endpoint,
+            sender=sender,
+        )
+        link = self._program.links.to(self.owner)
+        link.tell(
+            stage_pb.RankFailed(
+                mesh_id=self.mesh_id,
+                rank=rank.rank,
+                actor_id=rank.actor_id,
+                failure=failure_to_proto(failure),
+            )
+        )
+
+    async def settled(self, ranks: Sequence[ActorRank]) -> None:
+        """Return when each is up or has failed."""
+        for rank in ranks:
+            if rank.state is RankState.WAITING:
+                self.sought(rank)
+        await asyncio.gather(*(rank.settled() for rank in ranks))
+
+    async def _seek(self) -> None:
+        try:
+            places = await self._ask()
+        except (grpc.RpcError, ConnectionError) as error:
+            for rank in self.ranks:
+                if rank.state is not RankState.UP:
+                    rank.fail(self._owner_gone(rank, error))
+            return
+        await asyncio.gather(
+            *(self._place(rank, place) for rank, place in zip(self.ranks, places, strict=True))
+        )
+
+    async def _place(self, rank: ActorRank, found: pb.RankPlace) -> None:
+        if rank.state is RankState.UP and rank.actor_id == found.actor_id:
+            return
+        rank.incarnation = found.incarnation
+        rank.actor_id = found.actor_id
+        if found.HasField("failure"):
+            rank.fail(failure_from_proto(found.failure))
+            return
+        place = place_from_proto(found)
+        link = self._program.links.to(place)
+        try:
+            await link.connected()
+        except ConnectionError:
+            rank.fail(self._end_of(rank, self._program.unexplained_end(link)))
+            return
+        rank.up(link, found.actor_id, place)
+
+    async def _judge_loss(
+        self, rank: ActorRank, actor_id: str, link: Link, calls: list[PendingCall]
+    ) -> None:
+        failure = self._end_of(rank, self._program.unexplained_end(link))
+        limit = time.monotonic() + _END_KNOWN_LIMIT_S
+        try:
+            while time.monotonic() < limit:
+                found = (await self._ask())[rank.rank]
+                if found.HasField("failure") and found.actor_id == actor_id:
+                    failure = failure_from_proto(found.failure)
+                    break
+                if found.actor_id != actor_id:
+                    break
+                await asyncio.sleep(_ASK_AGAIN_S)
+        except (grpc.RpcError, ConnectionError):
+            pass
+        if rank.actor_id == actor_id:
+            rank.fail(failure, calls)
+        else:
+            rank.end_calls_with(calls, failure)
+
+    async def _ask(self) -> list[pb.RankPlace]:
+        link = self._program.links.to(self.owner)
+        await link.connected()
+        response = await link.actors.GetMesh(
+            pb.GetMeshRequest(token=self._program.token, mesh_id=self.mesh_id)
+        )
+        return list(response.places)
+
+    def _end_of(self, rank: ActorRank, end: MeshFailure) -> MeshFailure:
+        return replace(
+            end,
+            mesh_name=self.mesh_name,
+            mesh_id=self.mesh_id,
+            ranks=(rank.rank,),
+            incarnations=(rank.incarnation,),
+        )
+
+    def _owner_gone(self, rank: ActorRank, error: Exception) -> MeshFailure:
+        return MeshFailure(
+            id=failure_id(self.mesh_id, FailureKind.OWNER_GONE),
+            kind=FailureKind.OWNER_GONE,
+            mesh_name=self.mesh_name,
+            mesh_id=self.mesh_id,
+            ranks=(rank.rank,),
+            incarnations=(rank.incarnation,),
+            message=f"the owner of {self.mesh_name} cannot be asked where it is: {error}",
+            detected_by="connection",
+        )
+
+    def _keep(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=f"reference {self.mesh_name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,186 @@
+"""What one owner owns: its meshes in the order in which they were made, and their failures.
+
+Every actor has one, and the program at the root. Decided here: that failures are handled one at a
+time, what becomes of one that nobody handles, and the order of an end. Not decided here: how an
+owner is asked (its host says), and what a mesh does to stop. Invariant: a failure that was
+delivered is handled, or goes on to the owner's owner, exactly once, also when the owner ends
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from stagekeeper.actor.failing import from_below
+from stagekeeper.actor.failure import FailureKind, MeshFailure
+from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.wire.error_details import is_own_cancellation
+
+DEFAULT_STOP_BUDGET_S: Final = 10.0
+
+
+class NoSupervisor(Exception):
+    """The owner has no `__supervise__`."""
+
+
+class OwnedMesh(Protocol):
+    """A mesh, seen by its owner."""
+
+    def expect_end(self) -> None:
+        """From now on the end of a rank is asked for, and no failure."""
+        ...
+
+    async def stop_for_owner(
+        self, budget_s: float, failure: MeshFailure | None
+    ) -> list[MeshFailure]:
+        """Stop; return what went wrong on the way. Never raises."""
+        ...
+
+
+class Scope:
+    """One owner's meshes. For the loop's thread only, except `add`.
+
+    Args:
+        identity: who the owner is.
+        stop_budget_s: for the messages of each mesh when the owner ends.
+    """
+
+    def __init__(
+        self, identity: ActorIdentity, *, stop_budget_s: float = DEFAULT_STOP_BUDGET_S
+    ) -> None:
+        self.identity = identity
+        self.stop_budget_s = stop_budget_s
+        self.supervise: Callable[[MeshFailure], Awaitable[object]] = _nobody
+        """Asks the owner. Truthy: handled. Raises NoSupervisor where it has no say."""
+        self.on_unhandled: Callable[[MeshFailure, BaseException | None], None] = _drop
+        """Told the failure of the owner that comes of what it did not handle."""
+        self.is_stopping = False
+        self._meshes: list[OwnedMesh] = []
+        self._failures: deque[MeshFailure] = deque()
+        self._in_hand: MeshFailure | None = None
+        self._is_open = False
+        self._runner: asyncio.Task[None] | None = None
+
+    def add(self, mesh: OwnedMesh) -> None:
+        """Take a mesh into ownership, behind those that there are."""
+        self._meshes.append(mesh)
+
+    def remove(self, mesh: OwnedMesh) -> None:
+        """Forget a mesh that was stopped."""
+        if mesh in self._meshes:
+            self._meshes.remove(mesh)
+
+    def open(self) -> None:
+        """Begin to ask the owner about failures: from now on it can answer."""
+        self._is_open = True
+        self._run_if_needed()
+
+    def deliver(self, failure: MeshFailure) -> None:
+        """Have the owner asked about a failure of one of its meshes, after those before it."""
+        if self.is_stopping:
+            self._cut_off([failure])
+            return
+        self._failures.append(failure)
+        self._run_if_needed()
+
+    async def drained(self) -> None:
+        """Return when no failure waits to be handled."""
+        while self._runner is not None and not self._runner.done():
+            await asyncio.wait({self._runner})
+
+    async def stop(self, budget_s: float, failure: MeshFailure | None) -> list[MeshFailure]:
+        """Stop every mesh, the last made first; return what went wrong. Repeats find nothing left.
+
+        A failure in hand, and those that wait, go on to the owner's owner.
+        """
+        self.is_stopping = True
+        for mesh in self._meshes:
+            mesh.expect_end()
+        left = [] if self._in_hand is None else [self._in_hand]
+        left += self._failures
+        self._failures.clear()
+        if self._runner is not None and self._runner is not asyncio.current_task():
+            self._runner.cancel()
+            await asyncio.wait({self._runner})
+        if left:
+            self._cut_off(left)
+        problems: list[MeshFailure] = []
+        while self._meshes:
+            mesh = self._meshes.pop()
+            problems += await mesh.stop_for_owner(budget_s, failure)
+        return problems
+
+    def _run_if_needed(self) -> None:
+        if self._is_open and self._failures and (self._runner is None or self._runner.done()):
+            self._runner = asyncio.create_task(self._run(), name=f"supervise {self.identity.name}")
+
+    async def _run(self) -> None:
+        # Whoever waits for a call to what failed goes first: their errors are on their way already.
+        await asyncio.sleep(0)
+        while self._failures and not self.is_stopping:
+            self._in_hand = self._failures.popleft()
+            await self._ask(self._in_hand)
+            self._in_hand = None
+
+    async def _ask(self, failure: MeshFailure) -> None:
+        try:
+            is_handled = bool(await self.supervise(failure))
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except NoSupervisor:
+            self._go_on(FailureKind.UNHANDLED, failure, "has no __supervise__")
+        except asyncio.CancelledError as error:
+            if is_own_cancellation():
+                raise
+            self._go_on(FailureKind.SUPERVISE_RAISED, failure, "raised CancelledError", error)
+        except BaseException as error:
+            said = f"raised {type(error).__name__}: {error}"
+            self._go_on(FailureKind.SUPERVISE_RAISED, failure, said, error)
+        else:
+            if not is_handled:
+                self._go_on(FailureKind.UNHANDLED, failure, "refused")
+
+    def _go_on(
+        self,
+        kind: FailureKind,
+        failure: MeshFailure,
+        decision: str,
+        error: BaseException | None = None,
+    ) -> None:
+        """Make the owner's own failure of this one, and of those that would have come next."""
+        if self.is_stopping:
+            return  # `stop` has it in hand
+        self._in_hand = None
+        for mesh in self._meshes:
+            mesh.expect_end()  # all of them end with their owner
+        waiting = list(self._failures)
+        self._failures.clear()
+        self.on_unhandled(
+            from_below(self.identity, kind, [failure, *waiting], decision, error), error
+        )
+
+    def _cut_off(self, failures: list[MeshFailure]) -> None:
+        kind = FailureKind.UNHANDLED
+        self.on_unhandled(from_below(self.identity, kind, failures, "was stopping"), None)
+
+
+current_scope: ContextVar[Scope | None] = ContextVar("stagekeeper_scope", default=None)
+"""Whose code runs here: what it spawns belongs to this scope."""
+
+
+def sender_name() -> str:
+    """Return who sends a message from here, for people."""
+    scope = current_scope.get()
+    return "root" if scope is None else scope.identity.name
+
+
+async def _nobody(failure: MeshFailure) -> object:
+    return False
+
+
+def _drop(failure: MeshFailure, error: BaseException | None) -> None:
+    return None

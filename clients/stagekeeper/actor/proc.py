@@ -1,0 +1,60 @@
+"""`python -m stagekeeper.actor.proc`: one process of an actor tree, from first to last line.
+
+It ends when its owner asks (SIGTERM, or by letting go of the start pipe), and is killed by the
+kernel when its owner dies. Exit code 0: it was asked to end and did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from stagekeeper.host.proc_start import ReportPipe, read_launch
+
+_STOP_BUDGET_S = 8.0
+
+
+def main() -> int:
+    launch, pipe = read_launch()
+    from stagekeeper.actor.program import Program, set_current_program
+
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format=f"%(asctime)s %(levelname)s {launch.name}: %(message)s",
+    )
+    program = Program(
+        instance_id=launch.instance_id,
+        tree_path=launch.tree_path,
+        token=launch.token,
+        boot_id=launch.boot_id,
+        listen_host=launch.listen_host,
+        lease_s=launch.lease_s,
+        allow=launch.extra.get("allow", ""),
+    )
+    set_current_program(program)
+    return asyncio.run(_run(program, pipe))
+
+
+async def _run(program: object, pipe: ReportPipe) -> int:
+    from stagekeeper.actor.program import Program
+
+    assert isinstance(program, Program)
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    pipe.on_owner_gone(asked.set)
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    # A Ctrl-C at the terminal is for the root, which ends the tree in order.
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    address = await program.start()
+    pipe.report(address)
+    await asked.wait()
+    await program.house.stop_all(_STOP_BUDGET_S)
+    await program.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""One process of an actor tree: what it serves, whom it is connected to, what it owns.
+
+There is one per process: the program at the root, or a process that was spawned. Decided here:
+how the parts know of each other, and how code in other threads reaches the loop. Not decided
+here: what an end of the program means. Invariant: everything that runs here was started by
+`start` and is ended by `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol
+
+from stagekeeper.actor.connection.link import Link, beat_s_of
+from stagekeeper.actor.connection.links import Links
+from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
+from stagekeeper.actor.failure_wire import failure_from_proto
+from stagekeeper.actor.hosting.actor_service import ActorService
+from stagekeeper.actor.hosting.connect import ConnectService
+from stagekeeper.actor.hosting.house import House
+from stagekeeper.actor.owning.procs import ProcPlaces
+from stagekeeper.actor.owning.scope import Scope
+from stagekeeper.actor.place import Place
+from stagekeeper.host.server import Server
+from stagekeeper.v1 import actor_service_pb2, stage_service_pb2
+from stagekeeper.v1 import stage_service_pb2 as pb
+from stagekeeper.v1.actor_service_pb2_grpc import add_ActorServiceServicer_to_server
+from stagekeeper.v1.stage_service_pb2_grpc import add_StageServiceServicer_to_server
+
+_log = logging.getLogger("stagekeeper.actor")
+
+DEFAULT_LEASE_S: Final = 3.0
+_SERVICES: Final = (
+    actor_service_pb2.DESCRIPTOR.services_by_name["ActorService"].full_name,
+    stage_service_pb2.DESCRIPTOR.services_by_name["StageService"].full_name,
+)
+
+
+class OwnedMesh(Protocol):
+    """A mesh that this process owns, of actors or of processes."""
+
+    mesh_id: str
+    mesh: Any
+
+    async def places(self) -> list[actor_service_pb2.RankPlace]: ...
+
+    async def replace_ended(self, instance_ids: list[str]) -> None: ...
+
+
+class ActorMeshes(Protocol):
+    """What a mesh of actors is told besides."""
+
+    def rank_failed(self, rank_number: int, actor_id: str, failure: MeshFailure) -> None: ...
+
+    def process_failed(self, instance_id: str, end: MeshFailure) -> bool: ...
+
+    def holds(self, instance_id: str) -> bool: ...
+
+
+class Program:
+    """The one of this process. For the loop's thread only, but for `on_loop` and `wait`.
+
+    Args:
+        instance_id: this process, as a start.
+        tree_path: its place in the tree: the tree's id and the processes above, down to itself.
+        token: the secret of the tree.
+        boot_id: of this host.
+        listen_host: where it listens; the port is the system's choice.
+        allow: patterns of entrypoints (JSON list) that may be actors here; "" allows all.
+    """
+
+    def __init__(
+        self,
+        *,
+        instance_id: str,
+        tree_path: str,
+        token: str,
+        boot_id: str,
+        listen_host: str = "127.0.0.1",
+        lease_s: float = DEFAULT_LEASE_S,
+        allow: str = "",
+    ) -> None:
+        self.instance_id = instance_id
+        self.tree_path = tree_path
+        self.token = token
+        self.boot_id = boot_id
+        self.listen_host = listen_host
+        self.lease_s = lease_s
+        self.address = ""
+        self.root_scope: Scope | None = None
+        """What belongs to the program itself; None in a process that was spawned."""
+        self.before_child: Callable[[], None] = lambda: None
+        """Called before each start of a child process."""
+        self._allow: list[str] | None = json.loads(allow) if allow else None
+        self.house = House(refuse_class=self._refuse_class)
+        self.links = Links(
+            hello_to=self._hello_to,
+            lease_s=lease_s,
+            on_failure=self.rank_failed,
+            on_silence=self._silent,
+            on_broken=lambda link, why: None,
+            on_tick=self.house.look,
+        )
+        self._meshes: dict[str, Any] = {}
+        self._server: Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
+
+    @property
+    def place(self) -> Place:
+        """This process, as others reach it."""
+        return Place(self.address, self.instance_id, os.getpid(), self.boot_id)
+
+    async def start(self) -> str:
+        """Listen and serve; return the address."""
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        connect = ConnectService(self, self.house)
+        actors = ActorService(self, self.house, self)
+        self._server = Server(
+            f"{self.listen_host}:0",
+            _SERVICES,
+            [
+                lambda server: add_StageServiceServicer_to_server(connect, server),
+                lambda server: add_ActorServiceServicer_to_server(actors, server),
+            ],
+            ends_streams=[connect],
+        )
+        self.address = await self._server.start()
+        self.links.start()
+        return self.address
+
+    async def close(self) -> None:
+        """End every connection, and stop listening. Actors and meshes have ended."""
+        await self.links.close()
+        if self._server is not None:
+            await self._server.stop(0.2)
+
+    # --- from other threads
+
+    def on_loop(self, work: Callable[[], object]) -> None:
+        """Run `work` in the loop: at once from its own thread, as soon as can be from others."""
+        assert self._loop is not None
+        if threading.get_ident() == self._thread_id:
+            work()
+        else:
+            self._loop.call_soon_threadsafe(work)
+
+    def wait(self, awaitable: Any, timeout_s: float | None) -> Any:
+        """Run an awaitable in the loop and return its result; from an actor's thread only."""
+        assert self._loop is not None
+        if threading.get_ident() == self._thread_id:
+            raise RuntimeError(
+                "this code runs on the event loop, which cannot wait for itself: use await"
+            )
+
+        async def run() -> Any:
+            return await awaitable
+
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    # --- meshes that it owns
+
+    def adopt(self, mesh: OwnedMesh) -> None:
+        """Answer for a mesh from now on."""
+        self._meshes[mesh.mesh_id] = mesh
+
+    def forget(self, mesh_id: str) -> None:
+        """The mesh was stopped."""
+        self._meshes.pop(mesh_id, None)
+
+    def owned(self, mesh_id: str) -> Any:
+        """Return a mesh that this process owns; None when it does not."""
+        return self._meshes.get(mesh_id)
+
+    def rank_failed(self, news: pb.RankFailed) -> None:
+        """Hear of a rank of a mesh of this process."""
+        mesh = self._meshes.get(news.mesh_id)
+        if mesh is not None and hasattr(mesh, "rank_failed"):
+            mesh.rank_failed(news.rank, news.actor_id, failure_from_proto(news.failure))
+
+    def holds_rank_in(self, instance_id: str) -> bool:
+        """Return whether a mesh of actors of this process has a rank in a process."""
+        return any(
+            mesh.holds(instance_id) for mesh in self._meshes.values() if hasattr(mesh, "holds")
+        )
+
+    async def end_of(self, place: Place, procs: ProcPlaces) -> MeshFailure | None:
+        """Say how a process ended; None when nobody knows that it did."""
+        return await procs.end_of(place)
+
+    def unexplained_end(self, link: Link) -> MeshFailure:
+        """Make the failure of a process that only its broken connection tells of."""
+        place = link.place
+        return MeshFailure(
+            id=failure_id(place.instance_id, "end"),
+            kind=FailureKind.GONE,
+            mesh_name="",
+            instance_id=place.instance_id,
+            message=f"the connection to its process at {place.address} broke",
+            detected_by="connection",
+            detect_time=time.time(),
+            pid=place.pid,
+        )
+
+    def _silent(self, link: Link, silent_s: float) -> None:
+        """A process gives no sign of life, and nobody says that it is gone: it is stalled."""
+        place = link.place
+        failure = MeshFailure(
+            id=failure_id(place.instance_id, FailureKind.STALLED),
+            kind=FailureKind.STALLED,
+            mesh_name="",
+            instance_id=place.instance_id,
+            message=f"no sign of life for {silent_s:.2f} s, and not known to be gone",
+            detected_by="beat",
+            detect_time=time.time(),
+            pid=place.pid,
+        )
+        for mesh in list(self._meshes.values()):
+            if hasattr(mesh, "process_failed"):
+                mesh.process_failed(place.instance_id, failure)
+
+    # --- who may
+
+    def _hello_to(self, place: Place) -> pb.Hello:
+        return pb.Hello(
+            token=self.token,
+            instance_id=self.instance_id,
+            peer_instance_id=place.instance_id,
+            session_id=self.instance_id,
+            lease_s=self.lease_s,
+            beat_s=beat_s_of(self.lease_s),
+            boot_id=self.boot_id,
+        )
+
+    def _refuse_class(self, entrypoint: str) -> str:
+        if self._allow is None:
+            return ""
+        dotted = entrypoint.replace(":", ".")
+        for pattern in self._allow:
+            if fnmatch.fnmatchcase(dotted, pattern.replace(":", ".")):
+                return ""
+        return f"{entrypoint} is not allowed here: the agent's --allow has {self._allow}"
+
+
+_current: Program | None = None
+
+
+def current_program() -> Program:
+    """Return the program of this process.
+
+    Raises:
+        RuntimeError: there is none: no tree has a root here.
+    """
+    if _current is None:
+        raise RuntimeError(
+            "no actor tree has its root in this process: wrap the code in "
+            "`async with stagekeeper.actor.root():`"
+        )
+    return _current
+
+
+def set_current_program(program: Program | None) -> None:
+    """Make `program` the one of this process, or None."""
+    global _current
+    _current = program
+
+
+def has_current_program() -> bool:
+    """Return whether this process has its program already."""
+    return _current is not None

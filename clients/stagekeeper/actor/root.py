@@ -1,0 +1,173 @@
+"""`root()`: the program at the root of a tree, as an async context.
+
+Inside of it the program owns what it spawns; on the way out everything has ended, whichever way
+that is. Decided here: what an unhandled failure does to the program, and the order of its end.
+Invariant: when the block is left nothing of the tree is left, also when it is left by an
+exception; and when the program is killed, its warden sees to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import uuid
+from contextvars import Token
+from types import TracebackType
+from typing import Final
+
+from stagekeeper.actor.failure import MeshFailure
+from stagekeeper.actor.hook import call_hook, install_excepthook
+from stagekeeper.actor.hosts import HostMesh
+from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
+from stagekeeper.actor.program import (
+    DEFAULT_LEASE_S,
+    Program,
+    has_current_program,
+    set_current_program,
+)
+from stagekeeper.host.process import boot_id
+from stagekeeper.host.warden import Warden, start_warden
+
+_log = logging.getLogger("stagekeeper.actor")
+
+_WARDEN_LIMIT_S: Final = 5.0
+
+
+class Root:
+    """The root of an actor tree. Made by `root`."""
+
+    def __init__(
+        self, endpoint: str | None, *, name: str, lease_s: float, stop_budget_s: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._name = name
+        self._lease_s = lease_s
+        self._stop_budget_s = stop_budget_s
+        self._fault: BaseException | None = None
+        self._warden: Warden | None = None
+        self._watching_warden: asyncio.Task[None] | None = None
+        self._is_ending = False
+
+    async def __aenter__(self) -> Root:
+        if has_current_program():
+            raise RuntimeError(
+                "this process has a place in an actor tree already: there is one root, and actors "
+                "spawn with this_host() and this_proc()"
+            )
+        instance_id = str(uuid.uuid4())
+        self._program = Program(
+            instance_id=instance_id,
+            tree_path=f"{uuid.uuid4()}/{instance_id}",
+            token=secrets.token_urlsafe(32),
+            boot_id=boot_id(),
+            lease_s=self._lease_s,
+        )
+        identity = ActorIdentity(instance_id, "", self._name, 0, 1, 1, ())
+        self._scope = Scope(identity, stop_budget_s=self._stop_budget_s)
+        self._scope.supervise = self._ask_hook
+        self._scope.on_unhandled = self._ask_hook_about_end
+        self._program.root_scope = self._scope
+        self._program.before_child = self._start_warden
+        await self._program.start()
+        set_current_program(self._program)
+        install_excepthook()
+        self._token: Token[Scope | None] = current_scope.set(self._scope)
+        self._task = asyncio.current_task()
+        self._scope.open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_ending = True
+        try:
+            await self._end()
+        finally:
+            set_current_program(None)
+            try:
+                current_scope.reset(self._token)
+            except ValueError:
+                pass  # left in another context than it was entered in, as some test runners do
+        if self._fault is None:
+            return
+        if isinstance(exc, asyncio.CancelledError) and self._task is not None:
+            self._task.uncancel()
+        raise self._fault
+
+    async def _end(self) -> None:
+        await self._scope.drained()
+        for problem in await self._scope.stop(self._stop_budget_s, None):
+            await self._ask_hook(problem)
+        await self._program.close()
+        if self._watching_warden is not None:
+            self._watching_warden.cancel()
+        if self._warden is not None:
+            await self._warden.close(_WARDEN_LIMIT_S)
+
+    async def hosts(self, *, workers: list[str] | None = None) -> HostMesh:
+        """Return the hosts of the cluster that `root` was given the endpoint of.
+
+        Args:
+            workers: their names; None means all that are there.
+        """
+        raise NotImplementedError
+
+    # --- failures that nobody handled
+
+    async def _ask_hook(self, failure: MeshFailure) -> bool:
+        error = call_hook(failure)
+        if error is not None and self._fault is None:
+            self._fault = error
+            if not self._is_ending and self._task is not None:
+                self._task.cancel()
+        return True
+
+    def _ask_hook_about_end(self, failure: MeshFailure, error: BaseException | None) -> None:
+        """What came while the tree was being stopped: nobody but the hook is left."""
+        fault = call_hook(failure)
+        if fault is not None and self._fault is None:
+            self._fault = fault
+
+    # --- what ends the tree when this program is killed
+
+    def _start_warden(self) -> None:
+        if self._warden is None and not self._is_ending:
+            self._warden = start_warden(self._program.tree_path)
+            self._watching_warden = asyncio.create_task(self._watch_warden(), name="warden")
+
+    async def _watch_warden(self) -> None:
+        """A warden that was killed gets a successor."""
+        while self._warden is not None:
+            await self._warden.ended()
+            if self._is_ending:
+                return
+            _log.warning("the warden of this tree ended; another one takes its place")
+            self._warden = start_warden(self._program.tree_path)
+
+
+def root(
+    endpoint: str | None = None,
+    *,
+    name: str = "root",
+    lease_s: float = DEFAULT_LEASE_S,
+    stop_budget_s: float = DEFAULT_STOP_BUDGET_S,
+) -> Root:
+    """Make this program the root of an actor tree: `async with root() as tree:`.
+
+    Args:
+        endpoint: of a supervisor, `host:port`, for `tree.hosts()`; None where everything is local.
+        name: for people.
+        lease_s: a process that gives no sign of life for so long is stalled.
+        stop_budget_s: for the messages of each mesh when the block is left.
+
+    Raises:
+        UnhandledFault: on the way out: a failure reached the root, and the hook did not handle it.
+    """
+    if not 0.05 <= lease_s <= 3_600:
+        raise ValueError(f"lease_s has to be within 0.05 and 3,600, not {lease_s}")
+    return Root(endpoint, name=name, lease_s=lease_s, stop_budget_s=max(0.0, stop_budget_s))
