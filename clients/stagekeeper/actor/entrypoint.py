@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.error_text import one_line
+from stagekeeper.client.errors import BadRequest
 
 _MAIN: Final = "__main__"
 _ALIAS: Final = "__stagekeeper_main_{number}__"
@@ -32,8 +33,11 @@ _path_by_alias: dict[str, str] = {}
 _being_imported: list[str] = []
 
 
-class EntrypointError(Exception):
+class EntrypointError(BadRequest):
     """A class cannot be named for another process, or is not found by its name; says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=None, next_move="do what the message says")
 
 
 @dataclass(frozen=True, slots=True)
