@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Protocol, TypeVar
 
 from stagekeeper.actor.endpoint import Endpoint
-from stagekeeper.actor.errors import MeshError, NotSendable
+from stagekeeper.actor.errors import Died, MeshError, NotSendable
 from stagekeeper.actor.value_mesh import ValueMesh
 from stagekeeper.client.errors import UnreadableAnswer
 from stagekeeper.v1.types_pb2 import Payload
@@ -26,6 +26,8 @@ from stagekeeper.wire.payload import PayloadError, Tensors, decode, encode_argum
 P = ParamSpec("P")
 Result = TypeVar("Result", covariant=True)
 Local = TypeVar("Local", covariant=True)
+
+_FIRST: Final = asyncio.FIRST_COMPLETED
 
 _WAITING_VALUES_PER_RANK: Final = 4
 """Values of a stream that are taken from the ranks before the caller asks for them."""
@@ -168,7 +170,7 @@ class EndpointRef(Generic[P, Result, Local]):
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Result]:
         """Call every rank, and return their answers by rank.
 
-        Waits for all of them, also when some fail.
+        Waits for all of them when an endpoint raises, and for none when a rank ends.
 
         Raises:
             MeshError: of some rank there is no answer: `failed` and `ok`, by rank.
@@ -259,23 +261,29 @@ class EndpointRef(Generic[P, Result, Local]):
     async def _gathered(
         self, links: Sequence[RankLink], payload: Payload
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Call all of `links`; return the answers and the errors, by rank."""
-        futures = [link.call(self._name, payload) for link in links]
-        try:
-            await asyncio.wait(futures)
-        except BaseException:
-            for future in futures:
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # read, so that asyncio does not report it as lost
-            raise
+        """Call all of `links`; return the answers and the errors, by rank.
+
+        What an endpoint raises waits for the other ranks. The end of a rank does not: they may be
+        waiting for it themselves, in a collective; their calls are cancelled, so that they hear of
+        it, and are in neither of the two.
+        """
+        futures = {link.call(self._name, payload): link.rank for link in links}
+        pending: set[asyncio.Future[Payload]] = set(futures)
         answers: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
-        for link, future in zip(links, futures, strict=True):
-            try:
-                answers[link.rank] = self._decoded(await future)
-            except Exception as error:
-                failed[link.rank] = error
-        return answers, failed
+        try:
+            while pending and not any(isinstance(error, Died) for error in failed.values()):
+                done, pending = await asyncio.wait(pending, return_when=_FIRST)
+                for future in done:
+                    try:
+                        answers[futures[future]] = self._decoded(future.result())
+                    except Exception as error:
+                        failed[futures[future]] = error
+        finally:
+            for future in pending:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # read, so that asyncio does not report it as lost
+        return dict(sorted(answers.items())), dict(sorted(failed.items()))
 
     async def _streamed(self, payload: Payload) -> AsyncGenerator[Ranked[Any], None]:
         links = self._view.links

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import importlib
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,9 @@ _NOT_THEIRS: Final = (
     str(importlib.__file__),
     "<frozen importlib",
 )
+
+_DEEPEST_TOLD: Final = 32
+"""Errors of one chain that a traceback tells of, nearest first."""
 
 CUT: Final = "…"
 """Stands where text was left out."""
@@ -53,28 +57,62 @@ def author_traceback(error: BaseException) -> str:
 
     A traceback in which nothing else would be left is shown whole.
     """
+    return author_tracebacks([error])[0]
+
+
+def author_tracebacks(chain: Sequence[BaseException]) -> list[str]:
+    """Do the same for an error and those that it came from, one text each (`chain_of`)."""
     try:
-        told = traceback.TracebackException.from_exception(error, compact=True)
-        _leave_out_ours(told)
-        return sendable("".join(told.format()))
+        told = traceback.TracebackException.from_exception(chain[0], compact=True)
+        _leave_out(told)
+        texts: list[str] = []
+        one: traceback.TracebackException | None = told
+        while one is not None and len(texts) < len(chain):
+            texts.append(sendable("".join(one.format())))
+            one = one.__cause__ or one.__context__
     except Exception:  # its notes or its source are broken too: the frames alone, then
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        return sendable(f"{frames}{type_name(error)}: {message_of(error)}\n")
+        texts = []
+    return texts + [_frames_of(error) for error in chain[len(texts) :]]
 
 
-def _leave_out_ours(told: traceback.TracebackException) -> None:
-    # By hand, since a chain may be deeper than Python recurses.
-    rest: list[traceback.TracebackException | None] = [told]
+def _leave_out(told: traceback.TracebackException) -> None:
+    """Take out our frames, and what is too far down a chain to matter."""
+    # Not recursive, since a chain may be deeper than Python goes.
+    rest: list[tuple[int, traceback.TracebackException]] = [(0, told)]
     while rest:
-        one = rest.pop()
-        if one is None:
-            continue
+        depth, one = rest.pop()
         ours = 0
         while ours < len(one.stack) and one.stack[ours].filename.startswith(_NOT_THEIRS):
             ours += 1
         if ours < len(one.stack):
             del one.stack[:ours]
-        rest += [one.__cause__, one.__context__, *(one.exceptions or ())]
+        if depth == _DEEPEST_TOLD:
+            one.__cause__ = one.__context__ = None
+        below = (one.__cause__, one.__context__, *(one.exceptions or ()))
+        rest += [(depth + 1, it) for it in below if it is not None]
+
+
+def _frames_of(error: BaseException) -> str:
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return sendable(f"{frames}{type_name(error)}: {message_of(error)}\n")
+
+
+def chain_of(error: BaseException, most: int) -> list[BaseException]:
+    """Return an error, what it came from, what that came from, and so on; each once."""
+    chain = [error]
+    while len(chain) < most:
+        below = came_from(chain[-1])
+        if below is None or any(below is it for it in chain):
+            break
+        chain.append(below)
+    return chain
+
+
+def came_from(error: BaseException) -> BaseException | None:
+    """Return its cause or, without one, the context that Python would show."""
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    return error.__context__
 
 
 def sendable(text: str) -> str:

@@ -71,6 +71,7 @@ class RemoteError(EndpointRaised):
             self.__cause__,
             self.__context__,
             self.__suppress_context__,
+            tuple(getattr(self, "__notes__", ())),
         )
 
 

@@ -314,7 +314,7 @@ def proc_reference(program: Program, mesh_id: str, name: str, size: int, owner: 
 def _owner() -> Scope:
     scope = current_scope.get()
     if scope is None:
-        scope = current_program().root_scope
+        scope = current_program().root_scope  # of a task that a test runner made, say
     if scope is None:
         raise RuntimeError(
             "nobody would own what is spawned here: spawn inside of `async with root():`, or in an "
@@ -324,6 +324,6 @@ def _owner() -> Scope:
 
 
 def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name or len(name) > 63 or not name.isprintable():
+    if not name or len(name) > 63 or not name.isprintable():
         raise ValueError(f"a mesh's name has 1 to 63 printable characters, not {name!r:.80}")
     return name

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from stagekeeper.actor.error_text import (
-    author_traceback,
+    author_tracebacks,
     beginning,
+    chain_of,
     end,
     message_of,
     sendable,
@@ -55,18 +56,14 @@ def exception_to_proto(
         mesh_name: of the rank that raised.
         rank: that raised.
     """
-    first = RemoteException()
-    into, seen = first, set[int]()
-    one: BaseException | None = error
-    while one is not None:
-        seen.add(id(one))
-        _fill(into, one, mesh_name, rank, is_first=one is error)
-        cause, is_explicit = _came_from(one)
-        if cause is None or id(cause) in seen or len(seen) >= _DEEPEST:
-            break
-        into.is_explicit_cause = is_explicit
-        into, one = into.cause, cause
-        into.SetInParent()
+    chain = chain_of(error, _DEEPEST)
+    first = into = RemoteException()
+    for one, text in zip(chain, author_tracebacks(chain), strict=True):
+        if one is not error:
+            into = into.cause
+            into.SetInParent()
+        _fill(into, one, text, mesh_name, rank, is_first=one is error)
+        into.is_explicit_cause = one is not chain[-1] and one.__cause__ is not None
     return first
 
 
@@ -96,7 +93,7 @@ def exception_from_proto(message: RemoteException, *, has_rank: bool = True) -> 
             below if is_explicit else None,
             None if is_explicit else below,
             is_explicit and below is not None,
-            is_noted=told is message,
+            _notes_of(told, has_rank) if told is message else (),
         )
     assert below is not None
     return below
@@ -113,7 +110,7 @@ def rebuilt(
     cause: BaseException | None,
     context: BaseException | None,
     suppress_context: bool,
-    is_noted: bool = True,
+    notes: Sequence[str] = (),
 ) -> RemoteError:
     """Make a RemoteError of the right class; also how one is unpickled."""
     error = remote_error_class(nearest_builtin(builtin_types))(
@@ -131,9 +128,8 @@ def rebuilt(
     if isinstance(error, OSError):
         found = _ERRNO.match(remote_message)
         error.errno = int(found[1]) if found else None
-    if is_noted and remote_traceback:
-        where = place_name(mesh_name, () if rank is None else (rank,))
-        error.add_note(f"\nTraceback of {where}:\n{remote_traceback.rstrip()}")
+    for note in notes:
+        error.add_note(note)
     return error
 
 
@@ -186,10 +182,16 @@ class _UnicodeInit(Exception):
 
 
 def _fill(
-    into: RemoteException, error: BaseException, mesh_name: str, rank: int, *, is_first: bool
+    into: RemoteException,
+    error: BaseException,
+    trace: str,
+    mesh_name: str,
+    rank: int,
+    *,
+    is_first: bool,
 ) -> None:
     limit = _MOST_TRACEBACK_BYTES if is_first else _MOST_CAUSE_TRACEBACK_BYTES
-    into.traceback = end(author_traceback(error), limit)
+    into.traceback = end(trace, limit)
     into.mesh_name, into.rank = beginning(sendable(mesh_name), _MOST_TYPE_BYTES), rank
     if isinstance(error, RemoteError):  # passing through: it goes on as what it was at first
         kind, message = error.remote_type, error.remote_message
@@ -217,14 +219,16 @@ def _told(error: BaseException) -> str:
     return f"{message}: {'; '.join(members)}"
 
 
-def _came_from(error: BaseException) -> tuple[BaseException | None, bool]:
-    if error.__cause__ is not None:
-        return error.__cause__, True
-    return (None if error.__suppress_context__ else error.__context__), False
-
-
 def _sentence(told: RemoteException, has_rank: bool) -> str:
     what = f"{told.type}: {told.message}" if told.message else told.type
-    if not told.mesh_name:
-        return what
-    return f"{place_name(told.mesh_name, (told.rank,) if has_rank else ())} raised {what}"
+    return f"{_where(told, has_rank)} raised {what}" if told.mesh_name else what
+
+
+def _notes_of(told: RemoteException, has_rank: bool) -> list[str]:
+    if not told.traceback:
+        return []
+    return [f"\nTraceback of {_where(told, has_rank)}:\n{told.traceback.rstrip()}"]
+
+
+def _where(told: RemoteException, has_rank: bool) -> str:
+    return place_name(told.mesh_name, (told.rank,) if has_rank else ())

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.connect import Context, ProcIdentity, is_token, refuse
 from stagekeeper.actor.hosting.house import House
@@ -23,6 +24,10 @@ class OwnedPlaces(Protocol):
 
     async def places(self) -> list[pb.RankPlace]:
         """Return where its ranks are, once each is up or has failed."""
+        ...
+
+    async def end_of_id(self, ended_id: str) -> MeshFailure | None:
+        """Return how an actor or a process ended; waits a moment for the news of it."""
         ...
 
     async def replace_ended(self, instance_ids: list[str]) -> None:
@@ -87,7 +92,10 @@ class ActorService(ActorServiceServicer):
 
     async def GetMesh(self, request: pb.GetMeshRequest, context: Context) -> pb.GetMeshResponse:
         mesh = await self._mesh(request, context)
-        return pb.GetMeshResponse(places=await mesh.places())
+        if not request.ended_id:
+            return pb.GetMeshResponse(places=await mesh.places())
+        end = await mesh.end_of_id(request.ended_id)
+        return pb.GetMeshResponse(end=None if end is None else failure_to_proto(end))
 
     async def RespawnProcs(
         self, request: pb.RespawnProcsRequest, context: Context

@@ -20,13 +20,14 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from stagekeeper.actor.actor import Actor
-from stagekeeper.actor.call_context import enter_call
+from stagekeeper.actor.call_context import CallContext, enter_call
 from stagekeeper.actor.endpoint import Endpoint, EndpointKind
 from stagekeeper.actor.entrypoint import load_class
 from stagekeeper.actor.error_text import author_traceback, one_line
 from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
+from stagekeeper.actor.hosting.actor_place import ActorPlace
 from stagekeeper.actor.hosting.actor_thread import ActorThread
 from stagekeeper.actor.hosting.answers import (
     FailureAsError,
@@ -102,6 +103,10 @@ class HostedActor:
         self._turns = SerialTurns(self._thread)
         self._context = contextvars.copy_context()
         self._context.run(current_scope.set, scope)
+        self._place = ActorPlace(identity)
+        outside = CallContext()
+        outside.place = self._place
+        self._context.run(enter_call, outside)
         self._idle: asyncio.Event = asyncio.Event()
         self._stopping: asyncio.Task[actor_pb.StopActorResponse] | None = None
         self._stop_at = 0.0
@@ -164,6 +169,7 @@ class HostedActor:
 
     def take(self, message: Message) -> None:
         """Take a message, or refuse it."""
+        message.place = self._place
         if self.state in (ActorState.SERVING, ActorState.STARTING):
             if len(self._messages) >= self._max_in_flight:
                 message.refuse(

@@ -22,6 +22,7 @@ from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.actor.owning.ends import Ends
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.place import place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
@@ -114,6 +115,7 @@ class ActorMeshControl:
             ActorRank(self, rank) for rank in range(procs.size)
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends = Ends()
         self._respawns = asyncio.Lock()
 
     @property
@@ -288,6 +290,7 @@ class ActorMeshControl:
                 rank.end_calls(list(calls))
                 return
             rank.fail(failure, list(calls))
+            self._ends.put(rank.actor_id, failure)
         if not is_known:
             rank.is_told = True
             self._tell(failure)
@@ -424,6 +427,10 @@ class ActorMeshControl:
         except grpc.RpcError:
             return None
         return response
+
+    async def end_of_id(self, ended_id: str) -> MeshFailure | None:
+        """Return how one actor ended; waits a moment for the news of it."""
+        return await self._ends.of(ended_id)
 
     async def places(self) -> list[pb.RankPlace]:
         """Return where the ranks are, once each is up or has failed."""

@@ -19,6 +19,7 @@ import grpc
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.owning.actor_mesh import ProcFailed, StopReport
+from stagekeeper.actor.owning.ends import Ends
 from stagekeeper.actor.place import Place, place_from_proto, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from stagekeeper.actor.owning.scope import Scope
     from stagekeeper.actor.program import Program
 
-_END_SEEN_LIMIT_S: Final = 1.0
-"""How long after its connection broke a process's end is awaited from the kernel."""
+_ASK_LIMIT_S: Final = 2.0
+"""How long the owner of a process may take to say how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,6 @@ class _Slot:
         self.failure: MeshFailure | None = None
         self.is_asked = False
         self.ready = asyncio.Event()
-        self.ended = asyncio.Event()
         self.watching: asyncio.Task[None] | None = None
 
 
@@ -132,6 +132,7 @@ class ProcMeshControl:
         self._scope = scope
         self._source = source
         self._slots = [_Slot(index) for index in range(size)]
+        self._ends = Ends()
         self._is_expecting_end = False
         self._stopping: asyncio.Task[StopReport] | None = None
 
@@ -153,7 +154,7 @@ class ProcMeshControl:
         slot.incarnation += 1
         slot.instance_id = str(uuid.uuid4())
         slot.proc, slot.failure, slot.is_asked = None, None, False
-        slot.ready, slot.ended = asyncio.Event(), asyncio.Event()
+        slot.ready = asyncio.Event()
         slot.watching = asyncio.create_task(
             self._live(slot), name=f"process {self.mesh_name}[{slot.index}]"
         )
@@ -166,13 +167,13 @@ class ProcMeshControl:
         except ProcFailed as error:
             slot.failure = self._own(slot, error.failure)
             slot.ready.set()
-            slot.ended.set()
+            self._ends.put(slot.instance_id, slot.failure)
             self._tell_if_nobody_is_in(slot)
             return
         slot.ready.set()
         end = await proc.ended()
         slot.failure = self._failure(slot, end, proc.place)
-        slot.ended.set()
+        self._ends.put(slot.instance_id, slot.failure)
         link = self._program.links.existing(slot.instance_id)
         if link is not None:
             await link.close()  # tells every caller, and each mesh with a rank in it
@@ -232,16 +233,11 @@ class ProcMeshControl:
         return slot.proc.place
 
     async def end_of(self, place: Place) -> MeshFailure | None:
-        slot = self._slot_of(place.instance_id)
-        if slot is None or slot.watching is None:
-            return None
-        if slot.failure is None:
-            # The connection was quicker than the kernel's word, or the process only closed it.
-            try:
-                await asyncio.wait_for(slot.ended.wait(), _END_SEEN_LIMIT_S)
-            except TimeoutError:
-                return None
-        return slot.failure
+        return await self._ends.of(place.instance_id)
+
+    async def end_of_id(self, ended_id: str) -> MeshFailure | None:
+        """Return how one process ended; waits a moment for the news of it."""
+        return await self._ends.of(ended_id)
 
     async def kill(self, instance_id: str) -> None:
         slot = self._slot_of(instance_id)
@@ -371,13 +367,16 @@ class ProcReference:
         return place_from_proto(found)
 
     async def end_of(self, place: Place) -> MeshFailure | None:
+        request = pb.GetMeshRequest(
+            token=self._program.token, mesh_id=self.mesh_id, ended_id=place.instance_id
+        )
         try:
-            for found in await asyncio.wait_for(self._ask(), 1.0):
-                if found.instance_id == place.instance_id and found.HasField("failure"):
-                    return failure_from_proto(found.failure)
-        except (TimeoutError, grpc.RpcError, ConnectionError):
-            pass
-        return None
+            link = self._program.links.to(self.owner)
+            await link.connected()
+            response = await link.actors.GetMesh(request, timeout=_ASK_LIMIT_S)
+        except (grpc.RpcError, ConnectionError):
+            return None
+        return failure_from_proto(response.end) if response.HasField("end") else None
 
     async def kill(self, instance_id: str) -> None:
         """Not the owner's to do from here: the process is replaced when it has ended."""

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stagekeeper.actor")
 
-_END_KNOWN_LIMIT_S: Final = 1.0
-"""How long the owner may take to hear of an end that a caller has seen already."""
-
-_ASK_AGAIN_S: Final = 0.02
+_ASK_LIMIT_S: Final = 2.0
+"""How long the owner may take to say how a rank ended that a caller has lost."""
 
 
 class ReferenceKeeper:
@@ -126,16 +124,15 @@ class ReferenceKeeper:
         self, rank: ActorRank, actor_id: str, link: Link, calls: list[PendingCall]
     ) -> None:
         failure = self._end_of(rank, self._program.unexplained_end(link))
-        limit = time.monotonic() + _END_KNOWN_LIMIT_S
+        request = pb.GetMeshRequest(
+            token=self._program.token, mesh_id=self.mesh_id, ended_id=actor_id
+        )
         try:
-            while time.monotonic() < limit:
-                found = (await self._ask())[rank.rank]
-                if found.HasField("failure") and found.actor_id == actor_id:
-                    failure = failure_from_proto(found.failure)
-                    break
-                if found.actor_id != actor_id:
-                    break
-                await asyncio.sleep(_ASK_AGAIN_S)
+            owner = self._program.links.to(self.owner)
+            await owner.connected()
+            response = await owner.actors.GetMesh(request, timeout=_ASK_LIMIT_S)
+            if response.HasField("end"):
+                failure = failure_from_proto(response.end)
         except (grpc.RpcError, ConnectionError):
             pass
         if rank.actor_id == actor_id:

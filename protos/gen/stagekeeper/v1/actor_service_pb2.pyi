@@ -233,19 +233,23 @@ class GetMeshRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     MESH_ID_FIELD_NUMBER: _builtins.int
+    ENDED_ID_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """The secret of the tree."""
     mesh_id: _builtins.str
     """The mesh."""
+    ended_id: _builtins.str
+    """An actor of it, or a process, that the caller has lost: only its end is asked for."""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         mesh_id: _builtins.str = ...,
+        ended_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_id", b"ended_id", "mesh_id", b"mesh_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,18 +262,24 @@ class GetMeshResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLACES_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankPlace]:
-        """One per rank, in order."""
+        """One per rank, in order; empty when an end was asked for."""
+
+    @_builtins.property
+    def end(self) -> _types_pb2.Failure:
+        """The end that was asked for; absent when the owner does not know of one."""
 
     def __init__(
         self,
         *,
         places: _abc.Iterable[Global___RankPlace] | None = ...,
+        end: _types_pb2.Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["places", b"places"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "places", b"places"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,7 +97,8 @@ class ActorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetMesh(self, request, context):
-        """Reads where the ranks of a mesh are now, from the process that owns it.
+        """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
+        or how one of its actors ended, as soon as that is known.
 
         Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped.
         """
