@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from stagekeeper.actor.failure import MeshFailure
+    from stagekeeper.actor.owning.actor_mesh import StopReport
     from stagekeeper.actor.selection import Index
 
     class StopMesh(Protocol):
-        def __call__(self, budget_s: float | None = None) -> Coroutine[Any, Any, Any]: ...
+        def __call__(self, budget_s: float | None = None) -> Coroutine[Any, Any, StopReport]: ...
 
     class AwaitMesh(Protocol):
         def __call__(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]: ...
