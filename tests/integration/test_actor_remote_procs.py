@@ -1,0 +1,109 @@
+"""Processes on hosts of a cluster, from their owner's side: found, started, held, told, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stagekeeper.actor.cluster_hosts import AgentHost, hosts_of
+from stagekeeper.actor.failure import ExitInfo
+from stagekeeper.actor.owning.actor_mesh import ProcFailed
+from stagekeeper.actor.owning.remote_procs import RemoteProc, RemoteProcSource
+from stagekeeper.client import NotFound, Unavailable
+from stagekeeper.host.process import boot_id
+from tests.fakes.agents import agent_in
+from tests.fakes.hand_worker import HandWorker
+from tests.fakes.tcp_proxy import NOBODY, TcpProxy
+from tests.harness.waiting import wait_for
+
+LONG_LEASE_S = 600.0
+
+
+def source(
+    host: AgentHost, *, count: int = 4, lease_s: float = LONG_LEASE_S, what: str = ""
+) -> RemoteProcSource:
+    program = cast(Any, SimpleNamespace(token="secret", lease_s=lease_s))
+    return RemoteProcSource(program, [host], count, {"STAND_IN": what})
+
+
+async def started(of: RemoteProcSource, index: int = 0) -> RemoteProc:
+    return await of.start(index, str(uuid.uuid4()), f"workers[{index}]")
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_owner_holds_processes_over_broken_connections_and_hears_of_each_end(overseer, home):
+    async with agent_in(home, proc_module="actor_stand_in") as agent, TcpProxy() as proxy:
+        proxy.move(agent.address)
+        host = AgentHost("w", proxy.url, "default")
+        procs = source(host)
+        killed, asked, dropped = [await started(procs, index) for index in range(3)]
+        assert killed.place.boot_id == boot_id() and lives(killed.place.pid)
+        assert len({it.place.address for it in (killed, asked, dropped)}) == 3
+
+        proxy.move(NOBODY, reset_old=True)
+        os.kill(killed.place.pid, signal.SIGKILL)
+        before = proxy.connection_count
+        proxy.move(agent.address)
+        end = await killed.ended()
+        assert end.exit == ExitInfo(signal=9) and end.detected_by == "agent"
+        assert proxy.connection_count > before and "allow" in end.last_log_lines[0]
+
+        assert await asked.end(30.0), "it is let to end by itself"
+        assert (await asked.ended()).exit == ExitInfo(code=0, asked=True)
+        assert await asked.end(30.0), "and may be asked again"
+        assert lives(dropped.place.pid), "nobody else was meant"
+        assert not await dropped.end(0.0) and not lives(dropped.place.pid)
+
+        refusing = source(host, what="refuses")
+        with pytest.raises(ProcFailed) as caught:
+            await started(refusing)
+        assert "it does not want to" in caught.value.failure.message
+        assert caught.value.failure.last_log_lines[-1] == "no, never"
+        of_another = source(AgentHost("w", proxy.url, "another"))
+        with pytest.raises(ProcFailed, match="another"):
+            await started(of_another)
+        for it in (procs, refusing, of_another):
+            await it.close()
+
+
+async def test_process_whose_agent_is_out_of_reach_for_the_lease_is_given_up_at_both_ends(
+    overseer, home
+):
+    async with agent_in(home, proc_module="actor_stand_in") as agent, TcpProxy() as proxy:
+        proxy.move(agent.address)
+        procs = source(AgentHost("w", proxy.url, "default"), lease_s=0.3)
+        proc = await started(procs)
+        proxy.move(NOBODY, reset_old=True)
+        end = await proc.ended()
+        assert end.exit is None and end.detected_by == "lease"
+        assert not await proc.end(1.0), "that it ended in order, nobody knows"
+        await wait_for(lambda: not lives(proc.place.pid), "its agent ends it")
+        await procs.close()
+
+
+async def test_hosts_of_a_cluster_are_the_workers_that_are_heard_of(them, endpoint):
+    for name in ("b", "a"):
+        await HandWorker(endpoint, name, agent_address=f"127.0.0.1:{ord(name)}").register()
+
+    assert await hosts_of(endpoint) == [
+        AgentHost("a", "127.0.0.1:97", "default", "a"),
+        AgentHost("b", "127.0.0.1:98", "default", "b"),
+    ]
+    assert [it.name for it in await hosts_of(endpoint, workers=["b"])] == ["b"]
+    assert [it.name for it in await hosts_of(endpoint, count=1)] == ["a"]
+    with pytest.raises(NotFound, match=r"no worker c at .*there are a, b"):
+        await hosts_of(endpoint, workers=["a", "c"])
+    with pytest.raises(Unavailable, match=r"3 hosts are wanted, and .* has 2"):
+        await hosts_of(endpoint, count=3)
