@@ -7,7 +7,9 @@ kernel when its owner dies. Exit code 0: it was asked to end and did.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 import signal
 import sys
 
@@ -35,7 +37,23 @@ def main() -> int:
         allow=launch.extra.get("allow", ""),
     )
     set_current_program(program)
+    program.house.on_exit = _leave
     return asyncio.run(_run(program, pipe))
+
+
+def _leave(error: BaseException) -> None:
+    """End as the code of an actor wants it: at once, since nobody asked for it.
+
+    An end in order would tell the other actors here that they were stopped, or lost their owner.
+    """
+    code = error.code if isinstance(error, SystemExit) else 1
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 async def _run(program: object, pipe: ReportPipe) -> int:

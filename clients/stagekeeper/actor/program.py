@@ -224,7 +224,8 @@ class Program:
             kind=FailureKind.STALLED,
             mesh_name="",
             instance_id=place.instance_id,
-            message=f"no sign of life for {silent_s:.2f} s, and not known to be gone",
+            message=f"process {place.pid} gave no sign of life for {silent_s:.2f} s, and is not "
+            "known to be gone",
             detected_by="beat",
             detect_time=time.time(),
             pid=place.pid,

@@ -49,6 +49,9 @@ from stagekeeper.wire.payload import PayloadError, content_type_of, decode_argum
 _log = logging.getLogger("stagekeeper.actor")
 
 DEFAULT_MAX_IN_FLIGHT: Final = 10_000
+LEAST_CLEANUP_S: Final = 1.0
+"""What `__cleanup__` gets even when the budget was used up by messages."""
+
 _SUPERVISE_LIMIT_S: Final = 30.0
 
 
@@ -114,6 +117,8 @@ class HostedActor:
         self._started: asyncio.Task[MeshFailure | None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.on_ended: Callable[[HostedActor], None] = lambda _: None
+        self.on_exit: Callable[[BaseException], None] = lambda _: None
+        """Called when the actor's code wants the whole process to end, before that goes on up."""
         scope.supervise = self._supervise
         scope.on_unhandled = self.fail_with
 
@@ -139,10 +144,13 @@ class HostedActor:
 
         try:
             actor = await self._thread.run(make, self._context.copy())
-        except (SystemExit, KeyboardInterrupt):
+        except (SystemExit, KeyboardInterrupt) as error:
+            self.on_exit(error)
             raise
         except BaseException as error:
-            failure = self._failure_of(FailureKind.INIT_RAISED, error, "__init__ raised")
+            failure = self._failure_of(
+                FailureKind.INIT_RAISED, error, f"{self.identity.name}: __init__ raised"
+            )
             self._end_with(failure, error, is_told=False)
             return failure
         if self.state is not ActorState.STARTING:
@@ -248,7 +256,8 @@ class HostedActor:
             finally:
                 await values.aclose()
             message.answer(None)
-        except (SystemExit, KeyboardInterrupt):
+        except (SystemExit, KeyboardInterrupt) as error:
+            self.on_exit(error)
             raise
         except BaseException as error:
             self._raised(message, endpoint, error)
@@ -280,7 +289,8 @@ class HostedActor:
 
         try:
             message.answer(await self._thread.run(run, context))
-        except (SystemExit, KeyboardInterrupt):
+        except (SystemExit, KeyboardInterrupt) as error:
+            self.on_exit(error)
             raise
         except asyncio.CancelledError:
             if is_own_cancellation():
@@ -324,7 +334,7 @@ class HostedActor:
         failure = self._failure_of(
             FailureKind.BROADCAST_RAISED,
             error,
-            f"endpoint {message.endpoint} raised, and nobody waited for its answer",
+            f"{self.identity.name}.{message.endpoint} raised, and nobody waited for its answer",
             endpoint=message.endpoint,
             sender=message.sender,
         )
@@ -420,15 +430,19 @@ class HostedActor:
             response.unrun.add(
                 endpoint=message.endpoint, sender=message.sender, had_begun=message.began
             )
-            message.refuse(stopped_error(self.identity.name, message.endpoint))
+            message.refuse(
+                stopped_error(self.identity.name, message.endpoint, had_begun=message.began)
+            )
             message.cancel()
             if task is not None:
                 task.cancel()
         self._messages.clear()
         self._early.clear()
-        below = await self.scope.stop(budget_s, failure)
+        left_s = max(self._stop_at - time.monotonic(), min(budget_s, LEAST_CLEANUP_S))
+        below = await self.scope.stop(left_s, failure)
         error = None if failure is None else FailureAsError(failure)
-        cleanup_failure = await self._cleanup(error, budget_s)
+        left_s = max(self._stop_at - time.monotonic(), LEAST_CLEANUP_S)
+        cleanup_failure = await self._cleanup(error, left_s)
         if cleanup_failure is None and below:
             cleanup_failure = below[0].with_hop(self.identity.name, "was stopping")
         if cleanup_failure is not None:
@@ -458,21 +472,25 @@ class HostedActor:
         self._turns.close()
         context = self._context.copy()
         try:
-            async with asyncio.timeout(max(budget_s, 0.05)):
+            async with asyncio.timeout(budget_s):
                 if inspect.iscoroutinefunction(cleanup):
                     await asyncio.create_task(cleanup(error), context=context)
                 else:
                     await self._thread.run(lambda: cleanup(error), context)
         except TimeoutError:
             return self._plain_failure(
-                FailureKind.CLEANUP_RAISED, f"__cleanup__ did not end within {budget_s:g} s"
+                FailureKind.CLEANUP_RAISED,
+                f"{self.identity.name}: __cleanup__ did not end within {budget_s:g} s",
             )
-        except (SystemExit, KeyboardInterrupt):
+        except (SystemExit, KeyboardInterrupt) as error:
+            self.on_exit(error)
             raise
         except BaseException as raised:
             if isinstance(raised, asyncio.CancelledError) and is_own_cancellation():
                 raise
-            return self._failure_of(FailureKind.CLEANUP_RAISED, raised, "__cleanup__ raised")
+            return self._failure_of(
+                FailureKind.CLEANUP_RAISED, raised, f"{self.identity.name}: __cleanup__ raised"
+            )
         return None
 
     def _finish(self) -> None:
@@ -511,7 +529,7 @@ class HostedActor:
                 self.push(
                     self._plain_failure(
                         FailureKind.STALLED,
-                        f"{message.endpoint} has made no progress for "
+                        f"{self.identity.name}.{message.endpoint} has made no progress for "
                         f"{now - message.last_progress:.1f} s; its process lives",
                         endpoint=message.endpoint,
                         sender=message.sender,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -17,7 +18,11 @@ from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto
 from stagekeeper.actor.hosting.answers import stopped_error
-from stagekeeper.actor.hosting.hosted_actor import DEFAULT_MAX_IN_FLIGHT, HostedActor
+from stagekeeper.actor.hosting.hosted_actor import (
+    DEFAULT_MAX_IN_FLIGHT,
+    LEAST_CLEANUP_S,
+    HostedActor,
+)
 from stagekeeper.actor.hosting.message import Message
 from stagekeeper.actor.hosting.sessions import Session
 from stagekeeper.actor.identity import ActorIdentity
@@ -45,6 +50,8 @@ class House:
         self._sessions: dict[str, Session] = {}
         self._ends: set[asyncio.Task[object]] = set()
         self.is_closing = False
+        self.on_exit: Callable[[BaseException], None] = lambda _: None
+        """Called when the code of an actor wants the whole process to end."""
 
     # --- sessions
 
@@ -121,6 +128,7 @@ class House:
                 max_in_flight=request.max_in_flight or DEFAULT_MAX_IN_FLIGHT,
             )
             actor.on_ended = self._actor_ended
+            actor.on_exit = lambda error: self.on_exit(error)
             self._actors[request.actor_id] = actor
             self._owners[request.actor_id] = session.session_id
         return await actor.start(request, request.main_path)
@@ -163,23 +171,27 @@ class House:
 
     async def stop(self, request: actor_pb.StopActorRequest) -> actor_pb.StopActorResponse:
         """Stop one actor; one that is gone is no error."""
+        if not request.actor_id:
+            return await self.stop_all(request.budget_s)
         actor = self._actors.get(request.actor_id)
         if actor is None:
             return actor_pb.StopActorResponse()
         failure = failure_from_proto(request.failure) if request.HasField("failure") else None
         return await actor.stop(request.budget_s, failure)
 
-    async def stop_all(self, budget_s: float) -> list[MeshFailure]:
-        """Stop every actor, the last made first; return what went wrong."""
+    async def stop_all(self, budget_s: float) -> actor_pb.StopActorResponse:
+        """Stop every actor, the last made first, all within the budget; nothing new is made."""
         self.is_closing = True
-        problems = []
+        stop_at = time.monotonic() + budget_s
+        whole = actor_pb.StopActorResponse()
         for actor in reversed(list(self._actors.values())):
-            response = await actor.stop(budget_s, None)
-            if response.HasField("cleanup_failure"):
-                problems.append(failure_from_proto(response.cleanup_failure))
+            response = await actor.stop(max(0.0, stop_at - time.monotonic()), None)
+            whole.unrun.extend(response.unrun)
+            if response.HasField("cleanup_failure") and not whole.HasField("cleanup_failure"):
+                whole.cleanup_failure.CopyFrom(response.cleanup_failure)
         if self._ends:
-            await asyncio.wait(self._ends, timeout=budget_s)
-        return problems
+            await asyncio.wait(self._ends, timeout=LEAST_CLEANUP_S)
+        return whole
 
     def _actor_ended(self, actor: HostedActor) -> None:
         actor_id = actor.identity.actor_id

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stagekeeper.actor")
 
-_GRACE_S = 0.5
-"""What an answer may take beyond the budget that was given for the work."""
+_GRACE_S = 1.5
+"""What an answer may take beyond the budget: a second for `__cleanup__`, and the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,8 @@ class ActorMeshControl:
                 return
             if not response.HasField("failure"):
                 rank.up(link, actor_id, place)
+                if link.is_broken:  # since the answer came
+                    rank.link_broke(link, [])
                 return
             failure = failure_from_proto(response.failure)
         if incarnation == rank.incarnation:
@@ -422,7 +424,7 @@ class ActorMeshControl:
             return None
         try:
             response: pb.StopActorResponse = await link.actors.StopActor(
-                request, timeout=2 * budget_s + _GRACE_S
+                request, timeout=budget_s + _GRACE_S
             )
         except grpc.RpcError:
             return None

@@ -18,6 +18,7 @@ import grpc
 
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
+from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
 from stagekeeper.actor.owning.actor_mesh import ProcFailed, StopReport
 from stagekeeper.actor.owning.ends import Ends
 from stagekeeper.actor.place import Place, place_from_proto, place_to_proto
@@ -330,6 +331,7 @@ class ProcMeshControl:
             slot.watching.cancel()  # a start that is under way ends with nothing left
             await asyncio.wait({slot.watching})
         elif slot.proc is not None:
+            await self._end_actors(slot, budget_s)
             is_clean = await slot.proc.end(budget_s)
             if slot.watching is not None:
                 await asyncio.wait({slot.watching}, timeout=1.0)
@@ -337,6 +339,19 @@ class ProcMeshControl:
         if slot.failure is None and slot.proc is None:
             slot.ready.set()
         return is_clean
+
+    async def _end_actors(self, slot: _Slot, budget_s: float) -> None:
+        """Let the actors of others in a process end in order, before it is told to."""
+        link = self._program.links.existing(slot.instance_id)
+        if link is None or slot.failure is not None:
+            return
+        request = pb.StopActorRequest(
+            token=self._program.token, instance_id=slot.instance_id, budget_s=budget_s
+        )
+        try:
+            await link.actors.StopActor(request, timeout=budget_s + LEAST_CLEANUP_S)
+        except grpc.RpcError:
+            pass  # it does not answer: it is killed when the budget is over
 
 
 class ProcReference:

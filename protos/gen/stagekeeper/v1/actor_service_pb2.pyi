@@ -141,9 +141,9 @@ class StopActorRequest(_message.Message):
     instance_id: _builtins.str
     """The process that is meant."""
     actor_id: _builtins.str
-    """The actor."""
+    """The actor; empty for all that the process has, the last made first: the process is to end."""
     budget_s: _builtins.float
-    """For the messages that it has, and as much again for `__cleanup__`."""
+    """For the messages that it has."""
     @_builtins.property
     def failure(self) -> _types_pb2.Failure:
         """Why, when not because somebody asked: what `__cleanup__` is given."""

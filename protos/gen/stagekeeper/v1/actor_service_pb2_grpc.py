@@ -87,8 +87,9 @@ class ActorServiceServicer:
 
     def StopActor(self, request, context):
         """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
-        last made first; then its `__cleanup__`. Answers when it is gone. An actor that is gone, or never
-        was, is no error. A repeat joins; it may shorten the budget.
+        last made first; then its `__cleanup__`, for which there is what is left of the budget and a
+        second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
+        repeat joins; it may shorten the budget.
 
         Codes: those above.
         """

@@ -50,8 +50,9 @@ class ActorServiceStub:
     """
     StopActor: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
-    last made first; then its `__cleanup__`. Answers when it is gone. An actor that is gone, or never
-    was, is no error. A repeat joins; it may shorten the budget.
+    last made first; then its `__cleanup__`, for which there is what is left of the budget and a
+    second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
+    repeat joins; it may shorten the budget.
 
     Codes: those above.
     """
@@ -90,8 +91,9 @@ class ActorServiceAsyncStub(ActorServiceStub):
     """
     StopActor: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]  # type: ignore[assignment]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
-    last made first; then its `__cleanup__`. Answers when it is gone. An actor that is gone, or never
-    was, is no error. A repeat joins; it may shorten the budget.
+    last made first; then its `__cleanup__`, for which there is what is left of the budget and a
+    second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
+    repeat joins; it may shorten the budget.
 
     Codes: those above.
     """
@@ -139,8 +141,9 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_actor_service_pb2.StopActorResponse, _abc.Awaitable[_actor_service_pb2.StopActorResponse]]:
         """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
-        last made first; then its `__cleanup__`. Answers when it is gone. An actor that is gone, or never
-        was, is no error. A repeat joins; it may shorten the budget.
+        last made first; then its `__cleanup__`, for which there is what is left of the budget and a
+        second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
+        repeat joins; it may shorten the budget.
 
         Codes: those above.
         """
