@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from stagekeeper.actor.cluster_hosts import AgentHost, hosts_of
@@ -16,7 +18,14 @@ from stagekeeper.actor.failure import ExitInfo
 from stagekeeper.actor.owning.actor_mesh import ProcFailed
 from stagekeeper.actor.owning.remote_procs import RemoteProc, RemoteProcSource
 from stagekeeper.client import NotFound, Unavailable
+from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.host.process import boot_id
+from stagekeeper.runtime.errors import abort_refused
+from stagekeeper.v1 import agent_service_pb2 as pb
+from stagekeeper.v1.agent_service_pb2_grpc import (
+    AgentServiceServicer,
+    add_AgentServiceServicer_to_server,
+)
 from tests.fakes.agents import agent_in
 from tests.fakes.hand_worker import HandWorker
 from tests.fakes.tcp_proxy import NOBODY, TcpProxy
@@ -91,6 +100,38 @@ async def test_process_whose_agent_is_out_of_reach_for_the_lease_is_given_up_at_
         assert not await proc.end(1.0), "that it ended in order, nobody knows"
         await wait_for(lambda: not lives(proc.place.pid), "its agent ends it")
         await procs.close()
+
+
+class AgentsOfTwoLives(AgentServiceServicer):
+    """Starts a process in its first life, and ends with the first stream."""
+
+    def __init__(self) -> None:
+        self.asked: list[pb.SpawnProcsRequest] = []
+
+    async def SpawnProcs(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.asked.append(request)
+        if len(self.asked) == 1:
+            (instance_id,) = request.instance_ids
+            started = pb.ProcStarted(instance_id=instance_id, address="h:1", incarnation=5)
+            yield pb.SpawnProcsResponse(started=started)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        stale = Refused(Reason.STALE_INCARNATION, "it is gone, and they are with it")
+        await abort_refused(context, stale)
+
+
+async def test_agents_next_life_is_not_asked_for_what_an_earlier_one_had_started():
+    agents, server = AgentsOfTwoLives(), grpc.aio.server()
+    add_AgentServiceServicer_to_server(agents, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    procs = source(AgentHost("w", f"127.0.0.1:{port}", "default"))
+    proc = await started(procs)
+    end = await proc.ended()
+    await procs.close()
+    await server.stop(0)
+
+    assert [it.incarnation for it in agents.asked] == [0, 5]
+    assert (end.exit, end.detected_by) == (None, "agent") and "it is gone" in end.message
 
 
 async def test_hosts_of_a_cluster_are_the_workers_that_are_heard_of(them, endpoint):

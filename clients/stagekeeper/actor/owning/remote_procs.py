@@ -101,6 +101,7 @@ class RemoteProc:
     async def _ask_to_end(self, budget_s: float) -> None:
         request = pb.SpawnProcsRequest()
         request.CopyFrom(self._asks)
+        del request.instance_ids[:]  # the set, so that it can never be made again
         request.ends, request.end_budget_s = True, max(0.0, budget_s)
 
         async def ask() -> None:
