@@ -13,7 +13,8 @@ import pytest
 
 from stagekeeper.actor import Actor, endpoint
 from stagekeeper.actor.calling import EndpointRef, Ranked
-from stagekeeper.actor.errors import MeshError, MeshStopped, NotSendable
+from stagekeeper.actor.errors import Died, MeshError, MeshStopped, NotSendable
+from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.value_mesh import ValueMesh
 from stagekeeper.client.errors import UnreadableAnswer
 from stagekeeper.v1.types_pb2 import Payload
@@ -64,6 +65,7 @@ class Link:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.is_failed = False
+        self.error: Exception = Gone(f"rank {rank} is gone")
         self.outstanding = 0
         self.calls: list[tuple[str, Any]] = []
         self.answers: list[asyncio.Future[Payload]] = []
@@ -75,7 +77,7 @@ class Link:
         future = asyncio.get_running_loop().create_future()
         self.answers.append(future)
         if self.is_failed:
-            future.set_exception(Gone(f"rank {self.rank} is gone"))
+            future.set_exception(self.error)
         return future
 
     def stream(self, endpoint: str, payload: Payload) -> Values:
@@ -95,6 +97,12 @@ class Link:
 
 class Gone(Exception):
     pass
+
+
+def death(rank: int) -> Died:
+    kind = FailureKind.SIGNALED
+    failure = MeshFailure(id="p-end-1", kind=kind, mesh_name="workers", ranks=(rank,))
+    return Died(failure, rank=rank)
 
 
 class View:
@@ -252,6 +260,43 @@ async def test_call_waits_for_the_others_when_a_rank_fails():
     assert caught.value.failed == {1: error}
     assert caught.value.failed[1] is error
     assert caught.value.ok == {0: "a", 2: "c"}
+
+
+async def test_call_waits_for_nobody_when_a_rank_dies_and_the_others_hear_of_it():
+    view = View(0, 1, 2, 3)
+    task = await begun(ref(view).call(7))
+    view.links[0].answer("a")
+    await asyncio.sleep(0)
+    both = {rank: death(rank) for rank in (2, 3)}
+    for rank, error in both.items():  # of one process, so at the same time
+        view.links[rank].fail(error)
+    with pytest.raises(MeshError) as caught:
+        await task
+    assert caught.value.failed == both
+    assert caught.value.ok == {0: "a"}
+    assert view.links[1].answers[0].cancelled()
+
+
+@pytest.mark.parametrize("dead", [[0], [2], [0, 2]])
+async def test_call_of_a_mesh_with_a_dead_rank_is_sent_to_no_other(dead):
+    view = View(0, 1, 2)
+    for rank in dead:
+        view.links[rank].is_failed = True
+        view.links[rank].error = death(rank)
+    with pytest.raises(MeshError) as caught:
+        await ref(view).call(7)
+    assert {rank: type(error) for rank, error in caught.value.failed.items()} == dict.fromkeys(
+        dead, Died
+    )
+    assert [link.rank for link in view.links if link.calls] == dead
+
+
+async def test_selection_without_the_dead_rank_goes_on_working():
+    view = View(0, 2)
+    task = await begun(ref(view).call(7))
+    for link in view.links:
+        link.answer(link.rank)
+    assert await task == {0: 0, 2: 2}
 
 
 async def test_call_of_one_rank_raises_a_group_too():

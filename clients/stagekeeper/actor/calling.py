@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -26,8 +26,6 @@ from stagekeeper.wire.payload import PayloadError, Tensors, decode, encode_argum
 P = ParamSpec("P")
 Result = TypeVar("Result", covariant=True)
 Local = TypeVar("Local", covariant=True)
-
-_FIRST: Final = asyncio.FIRST_COMPLETED
 
 _WAITING_VALUES_PER_RANK: Final = 4
 """Values of a stream that are taken from the ranks before the caller asks for them."""
@@ -170,10 +168,12 @@ class EndpointRef(Generic[P, Result, Local]):
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Result]:
         """Call every rank, and return their answers by rank.
 
-        Waits for all of them when an endpoint raises, and for none when a rank ends.
+        Waits for all of them when an endpoint raises, and for none when a rank ends: the others'
+        calls are then cancelled. To go on without that rank, call a selection.
 
         Raises:
-            MeshError: of some rank there is no answer: `failed` and `ok`, by rank.
+            MeshError: of some rank there is no answer: `failed` has those that raised or ended,
+                `ok` those that answered, by rank; those that were cancelled are in neither.
             NotSendable: an argument cannot travel; nothing was sent.
         """
         payload = self._payload_once(args, kwargs)
@@ -265,25 +265,33 @@ class EndpointRef(Generic[P, Result, Local]):
 
         What an endpoint raises waits for the other ranks. The end of a rank does not: they may be
         waiting for it themselves, in a collective; their calls are cancelled, so that they hear of
-        it, and are in neither of the two.
+        it, and are in neither of the two. Where one is known to have ended, the others are not
+        even called.
         """
-        futures = {link.call(self._name, payload): link.rank for link in links}
-        pending: set[asyncio.Future[Payload]] = set(futures)
+        futures: dict[int, asyncio.Future[Payload]] = {}
         answers: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         try:
-            while pending and not any(isinstance(error, Died) for error in failed.values()):
-                done, pending = await asyncio.wait(pending, return_when=_FIRST)
-                for future in done:
+            has_died = False
+            for link in sorted(links, key=lambda it: not it.is_failed):
+                if has_died and not link.is_failed:
+                    break  # it would be cancelled at once
+                future = futures[link.rank] = link.call(self._name, payload)
+                has_died = has_died or _has_died(future)
+            if not has_died:
+                await _all_or_a_death(futures.values())
+            for link in links:
+                answer = futures.get(link.rank)
+                if answer is not None and answer.done():
                     try:
-                        answers[futures[future]] = self._decoded(future.result())
+                        answers[link.rank] = self._decoded(answer.result())
                     except Exception as error:
-                        failed[futures[future]] = error
+                        failed[link.rank] = error
         finally:
-            for future in pending:
+            for future in futures.values():
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # read, so that asyncio does not report it as lost
-        return dict(sorted(answers.items())), dict(sorted(failed.items()))
+        return answers, failed
 
     async def _streamed(self, payload: Payload) -> AsyncGenerator[Ranked[Any], None]:
         links = self._view.links
@@ -350,3 +358,23 @@ class EndpointRef(Generic[P, Result, Local]):
 
 
 _Arrival = tuple[int, Any, Exception | None]
+
+
+def _has_died(future: asyncio.Future[Payload]) -> bool:
+    return future.done() and not future.cancelled() and isinstance(future.exception(), Died)
+
+
+async def _all_or_a_death(futures: Collection[asyncio.Future[Payload]]) -> None:
+    """Return when all are done, or one because its rank has ended."""
+    over = asyncio.get_running_loop().create_future()
+    left = len(futures)
+
+    def heard(future: asyncio.Future[Payload]) -> None:
+        nonlocal left
+        left -= 1
+        if not over.done() and (left == 0 or _has_died(future)):
+            over.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(heard)
+    await over
