@@ -6,11 +6,8 @@ Invariant: each of these says whether something ran, by its reason; callers make
 
 from __future__ import annotations
 
-from stagekeeper.actor.failing import failure_of
-from stagekeeper.actor.failure import FailureKind, MeshFailure
+from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
-from stagekeeper.actor.hosting.message import Message
-from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.v1 import stage_service_pb2 as pb
 
 ACTOR_FAILED = "ACTOR_FAILED"
@@ -45,17 +42,6 @@ def stopped_error(name: str, endpoint: str, *, had_begun: bool = False) -> pb.Ca
         reason=ACTOR_STOPPED,
         message=f"{name} was stopped: {endpoint} {what}",
         metadata={"had_begun": "true"} if had_begun else {},
-    )
-
-
-def undeliverable(identity: ActorIdentity, message: Message) -> MeshFailure:
-    """Make the failure of a message that nobody waits for and that came too late."""
-    return failure_of(
-        identity,
-        FailureKind.UNDELIVERABLE,
-        f"{message.endpoint} from {message.sender} came to {identity.name}, which has failed",
-        endpoint=message.endpoint,
-        sender=message.sender,
     )
 
 

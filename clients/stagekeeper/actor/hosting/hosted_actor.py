@@ -1,11 +1,9 @@
 """One actor in this process: its `__init__`, its messages, its failures, its end.
 
-Decided here: where each piece of its code runs and in which order, what an exception becomes, and
-what happens in which order when it fails or is stopped: callers first, then its owner, then what it
-owns, then its own `__cleanup__`. Not decided here: what its owner does about it.
-
-Invariant: every message it took is answered, run to its end, or named as not run; and its owner is
-told of at most one failure that ends it.
+Decided here: what happens in which order when it fails or is stopped: callers first, then its
+owner, then what it owns, then its own `__cleanup__`. Not decided here: how messages run (inbox),
+and what its owner does about a failure. Invariant: its owner is told of at most one failure that
+ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from typing import Any, Final, Protocol
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.call_context import CallContext, enter_call
-from stagekeeper.actor.endpoint import Endpoint, EndpointKind
 from stagekeeper.actor.entrypoint import load_class
 from stagekeeper.actor.error_text import author_traceback, one_line
 from stagekeeper.actor.failing import failure_of
@@ -32,19 +29,17 @@ from stagekeeper.actor.hosting.actor_thread import ActorThread
 from stagekeeper.actor.hosting.answers import (
     FailureAsError,
     died_error,
-    is_misfit,
     stopped_error,
-    undeliverable,
 )
+from stagekeeper.actor.hosting.inbox import Inbox
 from stagekeeper.actor.hosting.message import Message
 from stagekeeper.actor.hosting.serial import SerialTurns
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.scope import NoSupervisor, Scope, current_scope
-from stagekeeper.actor.remote_exception import exception_to_proto
 from stagekeeper.v1 import actor_service_pb2 as actor_pb
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.wire.error_details import is_own_cancellation
-from stagekeeper.wire.payload import PayloadError, content_type_of, decode_arguments, encode
+from stagekeeper.wire.payload import decode_arguments
 
 _log = logging.getLogger("stagekeeper.actor")
 
@@ -96,24 +91,23 @@ class HostedActor:
         self.failure: MeshFailure | None = None
         self._owner = owner
         self._stall_after_s = stall_after_s
-        self._max_in_flight = max_in_flight
         self._is_stall_told = False
         self._actor: Actor | None = None
-        self._early: list[Message] = []
-        self._messages: dict[Message, asyncio.Task[None] | None] = {}
-        """Taken and not over, in order of arrival; with the task of one that runs on the loop."""
         self._thread = ActorThread(identity.name)
         self._turns = SerialTurns(self._thread)
-        self._context = contextvars.copy_context()
-        self._context.run(current_scope.set, scope)
-        self._place = ActorPlace(identity)
-        outside = CallContext()
-        outside.place = self._place
-        self._context.run(enter_call, outside)
-        self._idle: asyncio.Event = asyncio.Event()
+        self._context = _context_of(identity, scope)
+        self._inbox = Inbox(
+            identity,
+            self._thread,
+            self._turns,
+            self._context,
+            max_in_flight=max_in_flight,
+            on_cast_raised=self._cast_raised,
+            on_undelivered=self._undelivered,
+            on_exit=lambda error: self.on_exit(error),
+        )
         self._stopping: asyncio.Task[actor_pb.StopActorResponse] | None = None
         self._stop_at = 0.0
-        self._budget_shrunk = asyncio.Event()
         self._started: asyncio.Task[MeshFailure | None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.on_ended: Callable[[HostedActor], None] = lambda _: None
@@ -148,7 +142,7 @@ class HostedActor:
             self.on_exit(error)
             raise
         except BaseException as error:
-            failure = self._failure_of(
+            failure = self._failure_from(
                 FailureKind.INIT_RAISED, error, f"{self.identity.name}: __init__ raised"
             )
             self._end_with(failure, error, is_told=False)
@@ -156,197 +150,46 @@ class HostedActor:
         if self.state is not ActorState.STARTING:
             self._actor = actor
             return self.failure
-        self._bind(actor)
+        self._actor = actor
         self.state = ActorState.SERVING
-        early, self._early = self._early, []
-        for message in early:
-            if not message.is_over:
-                self._begin(message)
+        self._inbox.open(actor)
         self.scope.open()
         return None
-
-    def _bind(self, actor: Actor) -> None:
-        self._actor = actor
-        self._endpoints: dict[str, tuple[Endpoint, Any]] = {
-            endpoint.name: (endpoint, endpoint.function.__get__(actor))
-            for endpoint in actor.__endpoints__.values()
-        }
-        self._has_sync = any(not it.kind.is_async for it in actor.__endpoints__.values())
 
     # --- messages
 
     def take(self, message: Message) -> None:
         """Take a message, or refuse it."""
-        message.place = self._place
         if self.state in (ActorState.SERVING, ActorState.STARTING):
-            if len(self._messages) >= self._max_in_flight:
-                message.refuse(
-                    pb.CallError(
-                        reason="TOO_MANY_CALLS",
-                        message=f"{self.identity.name} has {self._max_in_flight} messages waiting",
-                    )
-                )
-                return
-            self._messages[message] = None
-            if self.state is ActorState.SERVING:
-                self._begin(message)
-            else:
-                self._early.append(message)
+            self._inbox.take(message)
         elif self.failure is not None:
             self.refuse_as_failed(message)
         else:
             message.refuse(stopped_error(self.identity.name, message.endpoint))
 
+    def over(self, message: Message) -> None:
+        """Forget a message that was answered or given up."""
+        self._inbox.over(message)
+
+    def cancel(self, message: Message) -> None:
+        """Nobody waits for this message any more."""
+        self._inbox.cancel(message)
+
     def refuse_as_failed(self, message: Message) -> None:
-        """Answer a call with the failure that ended the actor; name a cast to the owner."""
+        """Answer a call with the failure that ended the actor; tell the owner of a cast."""
         assert self.failure is not None
         message.refuse(died_error(self.identity.name, self.failure))
         if message.is_cast:
-            self.push(undeliverable(self.identity, message))
+            self._undelivered(message, f"{self.identity.name} has failed")
 
-    def over(self, message: Message) -> None:
-        """Forget a message that was answered or given up."""
-        self._messages.pop(message, None)
-        if not self._messages:
-            self._idle.set()
+    def _undelivered(self, message: Message, why: str) -> None:
+        what = f"{message.endpoint} from {message.sender} was not run: {why}"
+        self.push(self._failure(FailureKind.UNDELIVERABLE, what, **_of(message)))
 
-    def cancel(self, message: Message) -> None:
-        """Nobody waits for this message any more: end it where that can be done."""
-        message.cancel()
-        task = self._messages.get(message)
-        if task is not None:
-            task.cancel()
-        elif not message.began:
-            message.is_over = True
-            self.over(message)
-
-    def _begin(self, message: Message) -> None:
-        found = self._endpoints.get(message.endpoint)
-        if found is None:
-            offered = ", ".join(str(endpoint) for endpoint, _ in self._endpoints.values())
-            self._refuse(
-                message,
-                "ENDPOINT_UNKNOWN",
-                f"{self.identity.name} has no endpoint {message.endpoint}; it has: "
-                f"{offered or 'none'}",
-            )
-            return
-        endpoint, method = found
-        if endpoint.kind.is_async:
-            context = self._context.copy()
-            context.run(enter_call, message)
-            message.began = True
-            work = self._run_async(message, endpoint, method)
-            self._messages[message] = asyncio.get_running_loop().create_task(work, context=context)
-        else:
-            self._turns.queue(lambda: self._run_sync(message, endpoint, method))
-
-    async def _run_async(self, message: Message, endpoint: Endpoint, method: Any) -> None:
-        try:
-            args, kwargs = decode_arguments(message.payload)
-            content_type = content_type_of(message.payload)
-            if endpoint.kind is EndpointKind.ASYNC:
-                message.answer(encode(await method(*args, **kwargs), content_type))
-                return
-            values = method(*args, **kwargs)
-            try:
-                async for value in values:
-                    message.progress()
-                    message.yield_value(encode(value, content_type))
-            finally:
-                await values.aclose()
-            message.answer(None)
-        except (SystemExit, KeyboardInterrupt) as error:
-            self.on_exit(error)
-            raise
-        except BaseException as error:
-            self._raised(message, endpoint, error)
-
-    async def _run_sync(self, message: Message, endpoint: Endpoint, method: Any) -> None:
-        if message.is_over:
-            return
-        message.began = True
-        message.progress()
-        context = self._context.copy()
-        context.run(enter_call, message)
-        loop = asyncio.get_running_loop()
-        content_type = content_type_of(message.payload)
-
-        def run() -> Any:
-            args, kwargs = decode_arguments(message.payload)
-            if endpoint.kind is EndpointKind.SYNC:
-                return encode(method(*args, **kwargs), content_type)
-            values = method(*args, **kwargs)
-            try:
-                for value in values:
-                    if message.cancelled:
-                        break
-                    message.progress()
-                    loop.call_soon_threadsafe(message.yield_value, encode(value, content_type))
-            finally:
-                values.close()
-            return None
-
-        try:
-            message.answer(await self._thread.run(run, context))
-        except (SystemExit, KeyboardInterrupt) as error:
-            self.on_exit(error)
-            raise
-        except asyncio.CancelledError:
-            if is_own_cancellation():
-                raise
-            self._raised(message, endpoint, RuntimeError("the endpoint raised CancelledError"))
-        except BaseException as error:
-            self._raised(message, endpoint, error)
-
-    def _raised(self, message: Message, endpoint: Endpoint, error: BaseException) -> None:
-        if message.cancelled and isinstance(error, asyncio.CancelledError):
-            message.is_over = True
-            self.over(message)
-            return
-        if message.is_over:
-            return
-        if isinstance(error, PayloadError) or is_misfit(error, __file__):
-            problem = f"the call does not fit {self.identity.name}.{endpoint}: {error}"
-            if message.is_cast:
-                self._fail_of_cast(message, error)
-            else:
-                self._refuse(message, "BAD_FIELD", problem)
-            return
-        if message.is_cast:
-            self._fail_of_cast(message, error)
-            return
-        exception = exception_to_proto(
-            error, rank=self.identity.rank, mesh_name=self.identity.mesh_name
-        )
-        message.refuse(
-            pb.CallError(
-                reason="ENDPOINT_RAISED",
-                message=f"{self.identity.name}.{endpoint.name} raised {exception.type}: "
-                f"{exception.message}",
-                exception=exception,
-            )
-        )
-
-    def _fail_of_cast(self, message: Message, error: BaseException) -> None:
-        message.is_over = True
-        self.over(message)
-        failure = self._failure_of(
-            FailureKind.BROADCAST_RAISED,
-            error,
-            f"{self.identity.name}.{message.endpoint} raised, and nobody waited for its answer",
-            endpoint=message.endpoint,
-            sender=message.sender,
-        )
+    def _cast_raised(self, message: Message, error: BaseException) -> None:
+        what = f"{self.identity.name}.{message.endpoint} raised, and nobody waited for its answer"
+        failure = self._failure_from(FailureKind.BROADCAST_RAISED, error, what, **_of(message))
         self.fail_with(failure, error)
-
-    def _refuse(self, message: Message, reason: str, text: str) -> None:
-        if message.is_cast:
-            failure = self._plain_failure(
-                FailureKind.UNDELIVERABLE, text, endpoint=message.endpoint, sender=message.sender
-            )
-            self.push(failure)
-        message.refuse(pb.CallError(reason=reason, message=text))
 
     # --- failing
 
@@ -367,25 +210,12 @@ class HostedActor:
     ) -> None:
         self.state = ActorState.FAILED
         self.failure = failure
-        self._give_up_messages()
+        self._inbox.give_up(lambda _: died_error(self.identity.name, failure))
         if is_told:
             self.push(failure)
         self._ending = asyncio.create_task(
             self._end(failure, error), name=f"end of {self.identity.name}"
         )
-
-    def _give_up_messages(self) -> None:
-        """Answer every message with the failure, and end what runs."""
-        assert self.failure is not None
-        current = asyncio.current_task()
-        for message, task in list(self._messages.items()):
-            message.refuse(died_error(self.identity.name, self.failure))
-            message.is_over = True
-            message.cancel()
-            if task is not None and task is not current:
-                task.cancel()
-        self._early.clear()
-        self._messages.clear()
 
     async def _end(self, failure: MeshFailure, error: BaseException | None) -> None:
         budget_s = self.scope.stop_budget_s
@@ -410,34 +240,28 @@ class HostedActor:
             )
         elif stop_at < self._stop_at:
             self._stop_at = stop_at
-            self._budget_shrunk.set()
+            self._inbox.hurry()
         return await asyncio.shield(self._stopping)
 
     async def _stop(
         self, budget_s: float, failure: MeshFailure | None
     ) -> actor_pb.StopActorResponse:
-        if self.state is ActorState.FAILED:
-            if self._ending is not None:
-                await self._ending
-            return actor_pb.StopActorResponse()
         if self.state is ActorState.STARTING and self._started is not None:
             self.state = ActorState.STOPPING
             await asyncio.wait({self._started}, timeout=budget_s)
+        if self._ending is not None:
+            await self._ending
+            return actor_pb.StopActorResponse()
         self.state = ActorState.STOPPING
-        await self._drained()
+        await self._inbox.drained(lambda: self._stop_at)
+        name = self.identity.name
         response = actor_pb.StopActorResponse()
-        for message, task in list(self._messages.items()):
+        for message in self._inbox.give_up(
+            lambda it: stopped_error(name, it.endpoint, had_begun=it.began)
+        ):
             response.unrun.add(
                 endpoint=message.endpoint, sender=message.sender, had_begun=message.began
             )
-            message.refuse(
-                stopped_error(self.identity.name, message.endpoint, had_begun=message.began)
-            )
-            message.cancel()
-            if task is not None:
-                task.cancel()
-        self._messages.clear()
-        self._early.clear()
         left_s = max(self._stop_at - time.monotonic(), min(budget_s, LEAST_CLEANUP_S))
         below = await self.scope.stop(left_s, failure)
         error = None if failure is None else FailureAsError(failure)
@@ -450,19 +274,6 @@ class HostedActor:
         self._finish()
         return response
 
-    async def _drained(self) -> None:
-        """Return when no message is left, or the budget is over."""
-        while self._messages and (left_s := self._stop_at - time.monotonic()) > 0:
-            self._idle.clear()
-            self._budget_shrunk.clear()
-            waits = [
-                asyncio.ensure_future(self._idle.wait()),
-                asyncio.ensure_future(self._budget_shrunk.wait()),
-            ]
-            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-
     async def _cleanup(self, error: BaseException | None, budget_s: float) -> MeshFailure | None:
         """Run `__cleanup__`, once, within the budget; return what went wrong."""
         actor = self._actor
@@ -471,24 +282,23 @@ class HostedActor:
             return None
         self._turns.close()
         context = self._context.copy()
+        limit = asyncio.timeout(budget_s)
         try:
-            async with asyncio.timeout(budget_s):
+            async with limit:
                 if inspect.iscoroutinefunction(cleanup):
                     await asyncio.create_task(cleanup(error), context=context)
                 else:
                     await self._thread.run(lambda: cleanup(error), context)
-        except TimeoutError:
-            return self._plain_failure(
-                FailureKind.CLEANUP_RAISED,
-                f"{self.identity.name}: __cleanup__ did not end within {budget_s:g} s",
-            )
-        except (SystemExit, KeyboardInterrupt) as error:
-            self.on_exit(error)
+        except (SystemExit, KeyboardInterrupt) as wish:
+            self.on_exit(wish)
             raise
         except BaseException as raised:
+            if limit.expired():
+                what = f"{self.identity.name}: __cleanup__ did not end within {budget_s:.3g} s"
+                return self._failure(FailureKind.CLEANUP_RAISED, what)
             if isinstance(raised, asyncio.CancelledError) and is_own_cancellation():
                 raise
-            return self._failure_of(
+            return self._failure_from(
                 FailureKind.CLEANUP_RAISED, raised, f"{self.identity.name}: __cleanup__ raised"
             )
         return None
@@ -505,15 +315,16 @@ class HostedActor:
 
     async def _supervise(self, failure: MeshFailure) -> object:
         """Ask the actor's `__supervise__`; raises what that raises."""
-        handler = getattr(self._actor, "__supervise__", None)
-        if handler is None:
+        actor = self._actor
+        handler = getattr(actor, "__supervise__", None)
+        if actor is None or handler is None:
             raise NoSupervisor
         context = self._context.copy()
-        limit_s = float(getattr(self._actor, "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
+        limit_s = float(getattr(actor, "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
         async with asyncio.timeout(limit_s):
             if inspect.iscoroutinefunction(handler):
                 return await asyncio.create_task(handler(failure), context=context)
-            if self._has_sync:
+            if any(not it.kind.is_async for it in actor.__endpoints__.values()):
                 return await self._turns.urgent(lambda: handler(failure), context)
             return context.run(handler, failure)
 
@@ -523,17 +334,16 @@ class HostedActor:
         """Tell the owner of a message that makes no progress, once."""
         if not self._stall_after_s or self._is_stall_told or self.state is not ActorState.SERVING:
             return
-        for message in self._messages:
-            if message.began and now - message.last_progress >= self._stall_after_s:
+        for message in self._inbox.running():
+            if now - message.last_progress >= self._stall_after_s:
                 self._is_stall_told = True
                 self.push(
-                    self._plain_failure(
+                    self._failure(
                         FailureKind.STALLED,
                         f"{self.identity.name}.{message.endpoint} has made no progress for "
                         f"{now - message.last_progress:.1f} s; its process lives",
-                        endpoint=message.endpoint,
-                        sender=message.sender,
                         detected_by="progress counter",
+                        **_of(message),
                     )
                 )
                 return
@@ -549,12 +359,26 @@ class HostedActor:
             )
         )
 
-    def _failure_of(
+    def _failure_from(
         self, kind: FailureKind, error: BaseException, what: str, **more: Any
     ) -> MeshFailure:
-        return self._plain_failure(
+        return self._failure(
             kind, f"{what}: {one_line(error)}", remote_traceback=author_traceback(error), **more
         )
 
-    def _plain_failure(self, kind: FailureKind, message: str, **more: Any) -> MeshFailure:
+    def _failure(self, kind: FailureKind, message: str, **more: Any) -> MeshFailure:
         return failure_of(self.identity, kind, message, **more)
+
+
+def _context_of(identity: ActorIdentity, scope: Scope) -> contextvars.Context:
+    """Return the variables that the actor's code sees: who it is, and what it owns."""
+    context = contextvars.copy_context()
+    context.run(current_scope.set, scope)
+    outside = CallContext()
+    outside.place = ActorPlace(identity)
+    context.run(enter_call, outside)
+    return context
+
+
+def _of(message: Message) -> dict[str, str]:
+    return {"endpoint": message.endpoint, "sender": message.sender}
