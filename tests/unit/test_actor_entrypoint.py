@@ -20,20 +20,17 @@ from stagekeeper.actor.entrypoint import (
     EntrypointError,
     entrypoint_of,
     load_class,
-    main_being_imported,
 )
 
 T = TypeVar("T")
 
 ACTOR = """
 from stagekeeper.actor import Actor, endpoint
-from stagekeeper.actor.entrypoint import entrypoint_of, load_class, main_being_imported
+from stagekeeper.actor.entrypoint import entrypoint_of, load_class
 
 class Worker(Actor):
     @endpoint
     def step(self): return 1
-
-seen_being_imported = main_being_imported()
 """
 
 
@@ -138,7 +135,7 @@ def test_class_that_is_not_imported_yet_is_imported(folder):
             "wanting:Worker",
             "the import of wanting raised ModuleNotFoundError: No module named 'gone'",
         ),
-        ("exiting:Worker", r"raised SystemExit: 2: put what the script does under `if __name__"),
+        ("exiting:Worker", "the import of exiting raised SystemExit: 2"),
         ("whole:Absent", "whole has no Absent in this process: both .* the same version"),
         ("whole:Worker.Absent", "whole has no Worker.Absent in this process"),
         ("whole:number", "whole:number is 7, no class derived from"),
@@ -216,11 +213,12 @@ def test_two_scripts_are_two_modules(folder):
     assert [entrypoint_of(cls).main_path for cls in (first, second)] == paths
 
 
-def test_script_can_ask_whether_it_is_imported_again(folder):
-    path = os.path.realpath(write(folder / "train.py", ACTOR))
-    cls = load_class("__main__:Worker", path)
-    assert sys.modules[cls.__module__].seen_being_imported == path
-    assert main_being_imported() is None
+@pytest.mark.parametrize("last", ["sys.exit(3)", "asyncio.run(spawn_a_tree())"])
+def test_script_without_a_guard_is_told_of_it(folder, last):
+    text = f"import asyncio, sys\n{ACTOR}\nasync def spawn_a_tree(): raise RuntimeError\n{last}"
+    path = os.path.realpath(write(folder / "train.py", text))
+    with pytest.raises(EntrypointError, match='belongs under `if __name__ == "__main__":`'):
+        load_class("__main__:Worker", path)
 
 
 def test_script_that_fails_is_tried_again_next_time(folder):
@@ -230,7 +228,6 @@ def test_script_that_fails_is_tried_again_next_time(folder):
             EntrypointError, match=r"import of .*train\.py raised ValueError: not yet"
         ):
             load_class("__main__:Worker", path)
-    assert main_being_imported() is None
     write(folder / "train.py", ACTOR)
     assert load_class("__main__:Worker", path).__name__ == "Worker"
 

@@ -30,7 +30,6 @@ _lock = threading.RLock()
 """One import of a script at a time. Reentrant: a script may load classes while it is imported."""
 _alias_by_path: dict[str, str] = {}
 _path_by_alias: dict[str, str] = {}
-_being_imported: list[str] = []
 
 
 class EntrypointError(BadRequest):
@@ -124,15 +123,6 @@ def load_class(entrypoint: str, main_path: str = "") -> type[Actor]:
     return found
 
 
-def main_being_imported() -> str | None:
-    """Return the path of the script that is being imported again just now, in any thread.
-
-    What starts a tree has to refuse then: a script without an `if __name__ == "__main__":` around
-    what it does would otherwise start itself over and over.
-    """
-    return _being_imported[-1] if _being_imported else None
-
-
 # --- names
 
 
@@ -205,10 +195,7 @@ def _import_failed(name: str, error: BaseException) -> str:
             f"there is no module {missing} here: install it for {sys.executable}, or have its "
             "folder in PYTHONPATH"
         )
-    said = f"the import of {name} raised {one_line(error)}"
-    if isinstance(error, SystemExit):
-        return f'{said}: put what the script does under `if __name__ == "__main__":`'
-    return said
+    return f"the import of {name} raised {one_line(error)}"
 
 
 def _main_again(path: str) -> ModuleType:
@@ -243,14 +230,14 @@ def _import_script(alias: str, path: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     sys.modules[alias] = module  # before it runs: dataclasses and others look their module up
-    _being_imported.append(path)
     try:
         loader.exec_module(module)
     except BaseException as error:
         sys.modules.pop(alias, None)
-        if isinstance(error, (Exception, SystemExit)):
-            raise EntrypointError(_import_failed(path, error)) from error
-        raise
-    finally:
-        _being_imported.remove(path)
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise EntrypointError(
+            f"{_import_failed(path, error)}; a script that has actors is imported again where they "
+            'are: what it does when it is run belongs under `if __name__ == "__main__":`'
+        ) from error
     return module
