@@ -12,14 +12,17 @@ import asyncio
 import logging
 import secrets
 import uuid
+from collections.abc import Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import Final
 
+from stagekeeper.actor.cluster_hosts import hosts_of
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
 from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.actor.owning.remote_procs import RemoteProcSource
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
 from stagekeeper.actor.program import (
     DEFAULT_LEASE_S,
@@ -28,6 +31,7 @@ from stagekeeper.actor.program import (
     set_current_program,
 )
 from stagekeeper.host.process import boot_id
+from stagekeeper.host.server import check_loopback
 from stagekeeper.host.warden import Warden, start_warden
 
 _log = logging.getLogger("stagekeeper.actor")
@@ -39,11 +43,18 @@ class Root:
     """The root of an actor tree. Made by `root`."""
 
     def __init__(
-        self, endpoint: str | None, *, name: str, lease_s: float, stop_budget_s: float
+        self,
+        endpoint: str | None,
+        *,
+        name: str,
+        lease_s: float,
+        stop_budget_s: float,
+        listen_host: str,
     ) -> None:
         self._endpoint = endpoint
         self._name = name
         self._lease_s = lease_s
+        self._listen_host = listen_host
         self._stop_budget_s = stop_budget_s
         self._fault: BaseException | None = None
         self._warden: Warden | None = None
@@ -63,6 +74,7 @@ class Root:
             token=secrets.token_urlsafe(32),
             boot_id=boot_id(),
             lease_s=self._lease_s,
+            listen_host=self._listen_host,
         )
         identity = ActorIdentity(instance_id, "", self._name, 0, 1, 1, ())
         self._scope = Scope(identity, stop_budget_s=self._stop_budget_s)
@@ -109,13 +121,33 @@ class Root:
         if self._warden is not None:
             await self._warden.close(_WARDEN_LIMIT_S)
 
-    async def hosts(self, *, workers: list[str] | None = None) -> HostMesh:
-        """Return the hosts of the cluster that `root` was given the endpoint of.
+    async def hosts(
+        self, *, workers: Sequence[str] | None = None, count: int | None = None
+    ) -> HostMesh:
+        """Return hosts of the cluster whose endpoint `root` was given.
 
         Args:
-            workers: their names; None means all that are there.
+            workers: their worker ids, in the order that is wanted; None means all that are there.
+            count: how many, the first ones; None means all.
+
+        Raises:
+            RuntimeError: `root` was given no endpoint.
+            NotFound: no such worker is known.
+            Unavailable: one that is named is not heard of, or there are too few.
+            SupervisorUnreachable: nobody answers at the endpoint.
         """
-        raise NotImplementedError
+        if self._endpoint is None:
+            raise RuntimeError(
+                'this tree is local: say root("host:port") with a supervisor\'s endpoint, or use '
+                "this_host()"
+            )
+        found = await hosts_of(self._endpoint, workers=workers, count=count)
+        program = self._program
+        return HostMesh(
+            program,
+            tuple(host.name for host in found),
+            lambda count, name: RemoteProcSource(program, found, count),
+        )
 
     # --- failures that nobody handled
 
@@ -156,6 +188,8 @@ def root(
     name: str = "root",
     lease_s: float = DEFAULT_LEASE_S,
     stop_budget_s: float = DEFAULT_STOP_BUDGET_S,
+    listen_host: str = "127.0.0.1",
+    insecure: bool = False,
 ) -> Root:
     """Make this program the root of an actor tree: `async with root() as tree:`.
 
@@ -164,10 +198,21 @@ def root(
         name: for people.
         lease_s: a process that gives no sign of life for so long is stalled.
         stop_budget_s: for the messages of each mesh when the block is left.
+        listen_host: the address of this host that the other processes of the tree dial; with hosts
+            of a cluster, one that they reach.
+        insecure: `listen_host` may be beyond loopback, though nothing is encrypted yet.
 
     Raises:
+        NotLoopback: `listen_host` is beyond loopback, and `insecure` was not given.
         UnhandledFault: on the way out: a failure reached the root, and the hook did not handle it.
     """
     if not 0.05 <= lease_s <= 3_600:
         raise ValueError(f"lease_s has to be within 0.05 and 3,600, not {lease_s}")
-    return Root(endpoint, name=name, lease_s=lease_s, stop_budget_s=max(0.0, stop_budget_s))
+    check_loopback(f"{listen_host}:0", insecure=insecure)
+    return Root(
+        endpoint,
+        name=name,
+        lease_s=lease_s,
+        stop_budget_s=max(0.0, stop_budget_s),
+        listen_host=listen_host,
+    )
