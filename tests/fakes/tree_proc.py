@@ -94,7 +94,8 @@ def main() -> None:
 
 def tell(path: str) -> None:
     """Write down what this process, and what it starts, has of its owner."""
-    child = subprocess.run(["ls", "/proc/self/fd"], stdout=subprocess.PIPE, check=True)
+    command = ["ls", "/proc/self/fd"]
+    child = subprocess.run(command, stdout=subprocess.PIPE, check=True, close_fds=False)
     facts = {
         "path": sys.path,
         "stdin": sys.stdin.read(),

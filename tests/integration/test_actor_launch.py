@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import pytest
 from stagekeeper.host import tree_sweep
 from stagekeeper.host.proc_launch import LaunchedProc, ProcNotStarted, launch, own_pythonpath
 from stagekeeper.host.proc_line import ProcLaunch
-from stagekeeper.host.process import ExitStatus, boot_id, identity_of, is_alive
+from stagekeeper.host.process import ExitStatus, boot_id, identity_of, is_alive, read_stat
 from stagekeeper.host.tree_ending import end_tree
 from stagekeeper.host.tree_sweep import TREE_ENV, Sweep
 from stagekeeper.host.warden import Warden, start_warden
@@ -242,7 +244,7 @@ async def test_supervision_u24_death_of_the_root_or_of_a_proc_ends_all_below(tre
 async def test_proc_whose_owner_died_before_it_was_bound_does_nothing(tree, tmp_path):
     tree.env["TREE_PROC_WAITS_FOR"] = str(tmp_path / "go")
     with tree.program(has_warden=False, grandchildren="yes") as program:
-        await wait_for(lambda: len(tree_sweep.find(tree.tree_id)) == 1, "the proc is there")
+        await wait_for(lambda: has_its_line(tree), "the proc is there, and its launch line")
 
         program.kill()
         program.wait()
@@ -250,6 +252,13 @@ async def test_proc_whose_owner_died_before_it_was_bound_does_nothing(tree, tmp_
 
     await wait_for(tree.is_empty, "it is gone", within_s=60)
     assert tree.pids == []
+
+
+def has_its_line(tree: Tree) -> bool:
+    [(pid, _)] = tree_sweep.find(tree.tree_id)
+    with open(f"/proc/{pid}/fd/0", "rb") as start_pipe:
+        waiting = fcntl.ioctl(start_pipe, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(waiting, sys.byteorder) > 0
 
 
 async def test_proc_whose_owner_dies_before_the_launch_line_is_written_ends(tree):
@@ -311,16 +320,27 @@ async def test_warden_sees_the_end_of_a_root_whose_pipe_a_copy_holds_open(tree):
         "import os, signal, sys\n"
         "from stagekeeper.host.warden import start_warden\n"
         "warden = start_warden(sys.argv[1])\n"
-        "copy = os.fork()\n"
         "print(warden.identity.pid, flush=True)\n"
+        "os.fork()\n"
         "signal.pause()\n"
     )
     with tree.sleep(tree.tree_id) as member, tree.root_script(script) as root:
-        await line_of(root)
+        warden = int(await line_of(root))
+        await wait_for(lambda: holds_another(warden), "the warden holds its root")
+        await wait_for(lambda: len(members_of_session(root.pid)) == 2, "there is a copy")
 
         root.kill()
 
         assert await asyncio.to_thread(member.wait, 60) == -signal.SIGKILL
+
+
+def holds_another(pid: int) -> bool:
+    return any("pidfd" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def members_of_session(session: int) -> list[int]:
+    stats = (read_stat(int(it.name)) for it in Path("/proc").iterdir() if it.name.isdigit())
+    return [it.identity.pid for it in stats if it is not None and it.session == session]
 
 
 async def test_sweep_takes_what_is_at_or_below_a_place_and_nothing_beside_it(tree):
