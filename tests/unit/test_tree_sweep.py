@@ -21,7 +21,7 @@ class Table:
         self.is_deaf = False
         monkeypatch.setattr(proc_table, "other_pids", lambda: iter(list(self.environments)))
         monkeypatch.setattr(proc_table, "stat_fields", self._stat_fields)
-        monkeypatch.setattr(proc_table, "environment", self.environments.get)
+        monkeypatch.setattr(proc_table, "environment", lambda pid: self.environments.get(pid))
         monkeypatch.setattr(tree_sweep, "kill", self._kill)
 
     def _stat_fields(self, pid: int) -> list[bytes] | None:
