@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +24,7 @@ from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.host.process import boot_id
 from stagekeeper.runtime.errors import abort_refused
 from stagekeeper.v1 import agent_service_pb2 as pb
+from stagekeeper.v1 import types_pb2
 from stagekeeper.v1.agent_service_pb2_grpc import (
     AgentServiceServicer,
     add_AgentServiceServicer_to_server,
@@ -61,8 +64,10 @@ async def test_owner_holds_processes_over_broken_connections_and_hears_of_each_e
         assert killed.place.boot_id == boot_id() and lives(killed.place.pid)
         assert len({it.place.address for it in (killed, asked, dropped)}) == 3
 
+        before = proxy.connection_count
         proxy.move(NOBODY, reset_old=True)
         os.kill(killed.place.pid, signal.SIGKILL)
+        await wait_for(lambda: proxy.connection_count > before, "the agent is dialled in vain")
         before = proxy.connection_count
         proxy.move(agent.address)
         end = await killed.ended()
@@ -102,36 +107,85 @@ async def test_process_whose_agent_is_out_of_reach_for_the_lease_is_given_up_at_
         await procs.close()
 
 
-class AgentsOfTwoLives(AgentServiceServicer):
-    """Starts a process in its first life, and ends with the first stream."""
+class ScriptedAgent(AgentServiceServicer):
+    """Says a process is up, on each stream, and then what the script has for that stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, *script: Callable[[Any], Awaitable[Any]]) -> None:
         self.asked: list[pb.SpawnProcsRequest] = []
+        self._script = list(script)
 
     async def SpawnProcs(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.asked.append(request)
-        if len(self.asked) == 1:
+        if request.ends:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the kernel holds it")
+        step = self._script.pop(0)
+        if step is not is_gone:
             (instance_id,) = request.instance_ids
             started = pb.ProcStarted(instance_id=instance_id, address="h:1", incarnation=5)
             yield pb.SpawnProcsResponse(started=started)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        stale = Refused(Reason.STALE_INCARNATION, "it is gone, and they are with it")
-        await abort_refused(context, stale)
+        if (ended := await step(context)) is not None:
+            yield ended
+
+
+@asynccontextmanager
+async def scripted(
+    *script: Callable[[Any], Awaitable[Any]], lease_s: float = LONG_LEASE_S
+) -> AsyncIterator[tuple[ScriptedAgent, RemoteProc]]:
+    agent, server = ScriptedAgent(*script), grpc.aio.server()
+    add_AgentServiceServicer_to_server(agent, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    procs = source(AgentHost("w", f"127.0.0.1:{port}", "default"), lease_s=lease_s)
+    try:
+        yield agent, await started(procs)
+    finally:
+        await procs.close()
+        await server.stop(0)
+
+
+async def breaks(context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+async def breaks_after_the_lease(context: Any) -> None:
+    await asyncio.sleep(0.3)
+    await breaks(context)
+
+
+async def stays(context: Any) -> None:
+    await asyncio.sleep(600)
+
+
+async def is_gone(context: Any) -> None:
+    refused = Refused(Reason.STALE_INCARNATION, "it is gone, and they are with it")
+    await abort_refused(context, refused)
+
+
+async def tells_the_end(context: Any) -> pb.SpawnProcsResponse:
+    return pb.SpawnProcsResponse(ended=pb.ProcEnded(exit=types_pb2.ExitInfo(code=4)))
 
 
 async def test_agents_next_life_is_not_asked_for_what_an_earlier_one_had_started():
-    agents, server = AgentsOfTwoLives(), grpc.aio.server()
-    add_AgentServiceServicer_to_server(agents, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    procs = source(AgentHost("w", f"127.0.0.1:{port}", "default"))
-    proc = await started(procs)
-    end = await proc.ended()
-    await procs.close()
-    await server.stop(0)
+    async with scripted(breaks, is_gone) as (agent, proc):
+        end = await proc.ended()
 
-    assert [it.incarnation for it in agents.asked] == [0, 5]
+    assert [it.incarnation for it in agent.asked] == [0, 5]
     assert (end.exit, end.detected_by) == (None, "agent") and "it is gone" in end.message
+
+
+async def test_each_time_that_a_good_stream_breaks_the_lease_begins_anew():
+    async with scripted(
+        breaks, breaks_after_the_lease, breaks_after_the_lease, tells_the_end, lease_s=0.2
+    ) as (agent, proc):
+        assert (await proc.ended()).exit == ExitInfo(code=4)
+        assert len(agent.asked) == 4
+
+
+async def test_process_that_its_agent_cannot_end_is_held_no_more():
+    async with scripted(stays) as (agent, proc):
+        assert not await proc.end(1.0)
+        assert [it.ends for it in agent.asked] == [False, True]
+        assert (await proc.ended()).detected_by == "owner"
 
 
 async def test_hosts_of_a_cluster_are_the_workers_that_are_heard_of(them, endpoint):

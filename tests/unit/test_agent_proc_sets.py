@@ -34,6 +34,7 @@ class FakeProc:
     def __init__(self, number: int) -> None:
         self.address, self.pid, self.was_killed = f"h:{number}", number, False
         self.handle = self
+        self.is_stubborn = False
         self._ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
 
     def ends(self, **how: int) -> None:
@@ -50,7 +51,8 @@ class FakeProc:
     gone = wait
 
     async def end(self, budget_s: float) -> ExitStatus:
-        self.ends(code=0)
+        if not self.is_stubborn:
+            self.ends(code=0)
         return await self.wait()
 
     def close(self) -> None:
@@ -173,10 +175,15 @@ async def test_process_that_is_killed_on_its_way_never_comes_up(it):
     it.starter.lets_up.clear()
     stream = it.hold(A)
     other = it.hold(B)
-    await it.sets.end(wanted(ends=True))  # A's start has not even begun
+    stream.set.kill("as asked")  # no start has even begun
+    await it.settle()
+    assert stream.task.done() and other.task.done()
+    stream = it.hold(A, procs_id="next")
+    await it.settle()
+    stream.set.kill("as asked")  # this one has
     it.starter.lets_up.set()
     await it.settle()
-    assert not stream.ups and not other.ups
+    assert not stream.ups and not other.ups and set(it.starter.started) == {A}
     assert stream.ends[A].exit is not None and stream.ends[A].exit.asked
     assert stream.task.done() and other.task.done() and it.sets.live_count == 0
 
@@ -194,6 +201,20 @@ async def test_processes_end_one_by_one_and_whoever_asked_need_not_stay(it):
     late = it.hold(C)
     await it.settle()
     assert "forgotten" in late.ends[C].reason and not stream.task.done()
+
+
+async def test_set_that_is_ending_takes_nothing_new(it):
+    it.hold(A)
+    await it.settle()
+    it.starter.started[A].is_stubborn = True
+    ending = asyncio.create_task(it.sets.end(wanted(ends=True, end_budget_s=9.0)))
+    await it.settle()
+    with pytest.raises(Refused) as refused:
+        it.sets.join(wanted(B))
+    assert refused.value.reason is Reason.PROCS_UNKNOWN and not ending.done()
+    it.starter.started[A].kill()
+    await ending
+    assert set(it.starter.started) == {A}
 
 
 async def test_end_before_the_first_request_keeps_that_out(it):
