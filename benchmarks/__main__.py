@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 
-from benchmarks import init, recovery_load, registry, stage
+from benchmarks import actors, init, recovery_load, registry, stage
 
 BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "heartbeats": registry.heartbeats,
@@ -21,6 +21,9 @@ BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "init": init.init,
     "grouping": init.grouping,
     "init-processes": init.processes,
+    "actor-failures": actors.failures,
+    "actor-calls": actors.actor_calls,
+    "actor-spawns": actors.spawns,
 }
 
 
