@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 from stagekeeper.actor.connection.link import Link, beat_s_of
 from stagekeeper.actor.connection.links import Links
@@ -27,6 +28,7 @@ from stagekeeper.actor.hosting.actor_service import ActorService
 from stagekeeper.actor.hosting.connect import ConnectService
 from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.owning.procs import ProcPlaces
+from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
 from stagekeeper.actor.place import Place
 from stagekeeper.host.server import Server
@@ -110,6 +112,7 @@ class Program:
             on_tick=self.house.look,
         )
         self._meshes: dict[str, Any] = {}
+        self._references: WeakValueDictionary[str, ReferenceKeeper] = WeakValueDictionary()
         self._server: Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
@@ -181,6 +184,14 @@ class Program:
     def forget(self, mesh_id: str) -> None:
         """The mesh was stopped."""
         self._meshes.pop(mesh_id, None)
+
+    def reference_keeper(self, mesh_id: str, name: str, size: int, owner: Place) -> ReferenceKeeper:
+        """Return what keeps a mesh of another process up to date: one for all references to it."""
+        keeper = self._references.get(mesh_id)
+        if keeper is None:
+            keeper = ReferenceKeeper(self, mesh_id, name, size, owner)
+            self._references[mesh_id] = keeper
+        return keeper
 
     def owned(self, mesh_id: str) -> Any:
         """Return a mesh that this process owns; None when it does not."""

@@ -104,7 +104,7 @@ def unpack(data: bytes) -> Any:
         return mesh if len(said.ranks) == said.size else mesh[said.ranks]
     return ActorMesh(
         program,
-        ReferenceKeeper(program, said.mesh_id, said.name, said.size, owner),
+        program.reference_keeper(said.mesh_id, said.name, said.size, owner),
         tuple(said.ranks),
         _endpoints_of(said.entrypoint, said.main_path),
         (said.entrypoint, said.main_path),

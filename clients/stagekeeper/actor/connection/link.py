@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import grpc
 
@@ -148,7 +149,8 @@ class Link:
         self.actors = actor_service_pb2_grpc.ActorServiceStub(self._channel)
         self._outbox = Outbox()
         self._pending: dict[int, tuple[PendingCall, Caller]] = {}
-        self._callers: set[Caller] = set()
+        # Weak: of one to whom nobody refers any more only the calls under way count.
+        self._callers: WeakSet[Caller] = WeakSet()
         self._last_id = 0
         self._last_heard = time.monotonic()
         self._is_silent = False

@@ -77,7 +77,7 @@ class ActorRank:
         self._waiting: deque[Callable[[Link], None]] = deque()
         self._waiting_calls: list[PendingCall] = []
         self._late_casts: list[tuple[str, str]] = []
-        """(endpoint, sender) of what was sent to a reference that had failed."""
+        """(endpoint, sender) of what waits at a reference, to tell of if the rank is gone."""
         self._up: asyncio.Event = asyncio.Event()
 
     @property
@@ -109,7 +109,7 @@ class ActorRank:
         elif self.state is RankState.FAILED and not self._is_reference:
             self._keeper.undelivered(self, endpoint, sender)
         else:
-            if self.state is RankState.FAILED:
+            if self._is_reference:
                 self._late_casts.append((endpoint, sender))
             self._waiting.append(lambda link: link.cast(self.actor_id, endpoint, payload, sender))
             self._keeper.sought(self)
