@@ -17,12 +17,10 @@ from contextvars import Token
 from types import TracebackType
 from typing import Final
 
-from stagekeeper.actor.cluster_hosts import hosts_of
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
 from stagekeeper.actor.identity import ActorIdentity
-from stagekeeper.actor.owning.remote_procs import RemoteProcSource
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
 from stagekeeper.actor.program import (
     DEFAULT_LEASE_S,
@@ -141,6 +139,10 @@ class Root:
                 'this tree is local: say root("host:port") with a supervisor\'s endpoint, or use '
                 "this_host()"
             )
+        # Only those who use a cluster pay for what it takes to talk to one.
+        from stagekeeper.actor.cluster_hosts import hosts_of
+        from stagekeeper.actor.owning.remote_procs import RemoteProcSource
+
         found = await hosts_of(self._endpoint, workers=workers, count=count)
         program = self._program
         return HostMesh(

@@ -9,12 +9,14 @@ Invariant: `never_ran` is True only when it is certain that nothing was executed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from stagekeeper.v1.deployment_service_pb2 import Deployment, ReplicaFailure
 from stagekeeper.wire.error_details import WireError, describe
+
+if TYPE_CHECKING:
+    from stagekeeper.v1.deployment_service_pb2 import Deployment, ReplicaFailure
 
 UNREACHABLE: Final = "UNREACHABLE"
 """The client's own reason: no connection to an address could be made, so nothing was sent."""
