@@ -53,9 +53,11 @@ def looks(work: Sweep, *, at_most: int = 20) -> int:
 
 
 def test_nothing_is_believed_after_the_second_look(table):
-    table.environments = {10: OTHERS, 11: None}
+    table.environments = {5: OTHERS, 10: OTHERS, 11: None}  # the first in session 0
+    work = Sweep("t/a")
 
-    assert looks(Sweep("t/a")) == 2
+    assert looks(work) == 2
+    assert work.killed == set()
 
 
 def test_what_was_killed_is_looked_for_twice_more(table):
@@ -68,20 +70,42 @@ def test_what_was_killed_is_looked_for_twice_more(table):
 
 
 def test_one_that_becomes_another_program_is_looked_at_again(table):
-    table.environments = {12: []}
     work = Sweep("t/a")
 
     work.look()
+    table.environments[12] = []
     work.look()
+    assert not work.is_over
     table.environments[12] = OURS  # as it was all the time
     looks(work)
 
     assert work.killed == {(12, 120)}
 
 
+def test_one_that_comes_up_between_two_looks_starts_the_count_again(table):
+    work = Sweep("t/a")
+
+    work.look()
+    table.environments[12] = OURS
+    work.look()
+    work.look()
+
+    assert not work.is_over
+    assert looks(work) == 1
+
+
+def test_threads_of_the_kernel_hold_nothing_up(table):
+    work = Sweep("t/a")
+    for pid in (12, 13):
+        table.environments[pid] = []
+        table.flags[pid] = KERNEL_THREAD
+        work.look()
+
+    assert work.is_over
+
+
 def test_one_without_any_environment_holds_nothing_up(table):
-    table.environments = {12: [], 13: []}
-    table.flags = {13: KERNEL_THREAD}
+    table.environments = {12: []}
 
     assert looks(Sweep("t/a")) == 3
 
