@@ -17,6 +17,7 @@ import pytest
 
 from stagekeeper.actor.cluster_hosts import AgentHost, hosts_of
 from stagekeeper.actor.failure import ExitInfo
+from stagekeeper.actor.owning import remote_procs
 from stagekeeper.actor.owning.actor_mesh import ProcFailed
 from stagekeeper.actor.owning.remote_procs import RemoteProc, RemoteProcSource
 from stagekeeper.client import NotFound, Unavailable
@@ -173,7 +174,8 @@ async def test_agents_next_life_is_not_asked_for_what_an_earlier_one_had_started
     assert (end.exit, end.detected_by) == (None, "agent") and "it is gone" in end.message
 
 
-async def test_each_time_that_a_good_stream_breaks_the_lease_begins_anew():
+async def test_each_time_that_a_good_stream_breaks_the_lease_begins_anew(monkeypatch):
+    monkeypatch.setattr(remote_procs, "_DIAL_PATIENCE_S", 0.2)
     async with scripted(
         breaks, breaks_after_the_lease, breaks_after_the_lease, tells_the_end, lease_s=0.2
     ) as (agent, proc):
