@@ -223,6 +223,15 @@ class Link:
             found[1].outstanding -= 1
             self._outbox.put(pb.Frame(frame_id=frame_id, cancel=pb.Cancel()))
 
+    def withdraw(self, caller: Caller) -> list[PendingCall]:
+        """Give up all calls of a caller, who ends them itself; return them."""
+        calls = []
+        for frame_id, (call, whose) in list(self._pending.items()):
+            if whose is caller:
+                self.give_up(frame_id)
+                calls.append(call)
+        return calls
+
     # --- its life
 
     async def close(self) -> None:

@@ -115,6 +115,7 @@ class ActorMeshControl:
             ActorRank(self, rank) for rank in range(procs.size)
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starts: list[asyncio.Task[None]] = []
         self._ends = Ends()
         self._respawns = asyncio.Lock()
 
@@ -127,7 +128,7 @@ class ActorMeshControl:
     def start(self) -> None:
         """Begin to bring every rank up."""
         for rank in self.ranks:
-            self._keep(self._bring_up(rank, is_told=False))
+            self._starts.append(self._keep(self._bring_up(rank, is_told=False)))
 
     async def _bring_up(self, rank: ActorRank, *, is_told: bool) -> None:
         """Bring one incarnation up. With `is_told` somebody awaits it, who is told instead."""
@@ -220,7 +221,7 @@ class ActorMeshControl:
 
     def lost(self, rank: ActorRank, link: Link, calls: list[PendingCall]) -> None:
         """The connection to a rank's process broke: find out how it ended, then tell everybody."""
-        self._keep(self._judge_loss(rank, rank.incarnation, link, calls))
+        _ = self._keep(self._judge_loss(rank, rank.incarnation, link, calls))
 
     async def _judge_loss(
         self, rank: ActorRank, incarnation: int, link: Link, calls: list[PendingCall]
@@ -324,7 +325,7 @@ class ActorMeshControl:
                 return
             ranks = list(self.ranks) if self.plan.is_group else failed
             stalled = failed if failure.kind is FailureKind.STALLED else []
-            await self._end_old(ranks, stalled)
+            await self._end_old(ranks, stalled, failure)
             ended = [rank.place.instance_id for rank in ranks if rank.place is not None]
             for rank in ranks:
                 rank.renew()
@@ -340,24 +341,22 @@ class ActorMeshControl:
             if problems:
                 raise MeshError(f"{self.plan.name} was not respawned", problems, {})
 
-    async def _end_old(self, ranks: list[ActorRank], stalled: list[ActorRank]) -> None:
+    async def _end_old(
+        self, ranks: list[ActorRank], stalled: list[ActorRank], failure: MeshFailure
+    ) -> None:
         """Make sure that nothing of the old incarnations goes on."""
         for rank in stalled:
             rank.is_told = True
+            if rank.failure is None:
+                # First, so that its callers hear of what its owner was told of, not of the kill.
+                self._ends.put(rank.actor_id, failure)
+                rank.fail(failure, rank.withdraw())
             if rank.place is not None:
                 await self._procs.kill(rank.place.instance_id)
-                rank.fail(rank.failure or self._replaced(rank))
         living = [rank for rank in ranks if rank.state is RankState.UP]
         for rank in living:
             rank.is_told = True
         await asyncio.gather(*(self._stop_rank(rank, 0.0, None) for rank in living))
-
-    def _replaced(self, rank: ActorRank) -> MeshFailure:
-        return failure_of(
-            self._identity(rank, rank.actor_id),
-            FailureKind.STALLED,
-            f"{rank.name} was stalled, and is being replaced",
-        )
 
     # --- stop
 
@@ -398,8 +397,8 @@ class ActorMeshControl:
                 report.dead[rank.rank] = rank.failure
             else:
                 report.unreachable.append(rank.rank)
-            rank.stopped()
-        for task in self._tasks:
+            rank.stopped([] if answer is not None else rank.withdraw())
+        for task in self._starts:
             task.cancel()
         self._scope.remove(self)
         self._program.forget(self.mesh_id)
@@ -420,15 +419,20 @@ class ActorMeshControl:
         if failure is not None:
             request.failure.CopyFrom(failure_to_proto(failure))
         link = self._program.links.existing(rank.place.instance_id)
-        if link is None:
-            return None
         try:
-            response: pb.StopActorResponse = await link.actors.StopActor(
-                request, timeout=budget_s + _GRACE_S
-            )
-        except grpc.RpcError:
-            return None
-        return response
+            if link is not None:
+                response: pb.StopActorResponse = await link.actors.StopActor(
+                    request, timeout=budget_s + _GRACE_S
+                )
+                return response
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return None
+        # Its process is gone, and the news of how it ended is on the way.
+        end = await self._procs.end_of(rank.place)
+        if end is not None and rank.failure is None:
+            self._failed(rank, self._of_process(rank, end))
+        return None
 
     async def end_of_id(self, ended_id: str) -> MeshFailure | None:
         """Return how one actor ended; waits a moment for the news of it."""
@@ -453,10 +457,11 @@ class ActorMeshControl:
     async def replace_ended(self, instance_ids: list[str]) -> None:
         """A mesh of actors has no processes to replace."""
 
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work, name=f"mesh {self.plan.name}")
+    def _keep(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=f"mesh {self.plan.name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

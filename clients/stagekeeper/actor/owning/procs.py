@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _ASK_LIMIT_S: Final = 2.0
 """How long the owner of a process may take to say how it ended."""
 
+_LEAST_END_S: Final = 1.0
+"""What a process whose actors have ended gets for its own end, whatever they left of the budget."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcEnd:
@@ -173,12 +176,13 @@ class ProcMeshControl:
             return
         slot.ready.set()
         end = await proc.ended()
+        is_told = self._program.holds_rank_in(slot.instance_id)
         slot.failure = self._failure(slot, end, proc.place)
         self._ends.put(slot.instance_id, slot.failure)
         link = self._program.links.existing(slot.instance_id)
         if link is not None:
             await link.close()  # tells every caller, and each mesh with a rank in it
-        if not slot.is_asked:
+        if not slot.is_asked and not is_told:
             self._tell_if_nobody_is_in(slot, 0 if link is None else link.other_actor_count)
 
     def _tell_if_nobody_is_in(self, slot: _Slot, other_actor_count: int = 0) -> None:
@@ -331,8 +335,10 @@ class ProcMeshControl:
             slot.watching.cancel()  # a start that is under way ends with nothing left
             await asyncio.wait({slot.watching})
         elif slot.proc is not None:
-            await self._end_actors(slot, budget_s)
-            is_clean = await slot.proc.end(budget_s)
+            end_at = time.monotonic() + budget_s
+            if await self._end_actors(slot, budget_s):
+                end_at = max(end_at, time.monotonic() + _LEAST_END_S)
+            is_clean = await slot.proc.end(max(0.0, end_at - time.monotonic()))
             if slot.watching is not None:
                 await asyncio.wait({slot.watching}, timeout=1.0)
                 slot.watching.cancel()
@@ -340,18 +346,23 @@ class ProcMeshControl:
             slot.ready.set()
         return is_clean
 
-    async def _end_actors(self, slot: _Slot, budget_s: float) -> None:
-        """Let the actors of others in a process end in order, before it is told to."""
+    async def _end_actors(self, slot: _Slot, budget_s: float) -> bool:
+        """Let the actors of others in a process end in order, before it is told to.
+
+        Returns:
+            Whether it answered, so that it is worth while to wait for its end.
+        """
         link = self._program.links.existing(slot.instance_id)
         if link is None or slot.failure is not None:
-            return
+            return True
         request = pb.StopActorRequest(
             token=self._program.token, instance_id=slot.instance_id, budget_s=budget_s
         )
         try:
             await link.actors.StopActor(request, timeout=budget_s + LEAST_CLEANUP_S)
-        except grpc.RpcError:
-            pass  # it does not answer: it is killed when the budget is over
+        except grpc.RpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        return True
 
 
 class ProcReference:

@@ -175,11 +175,18 @@ class ActorRank:
         for endpoint, sender in late:
             self._keeper.undelivered(self, endpoint, sender)
 
-    def stopped(self) -> None:
-        """Take the rank for stopped, for good."""
+    def withdraw(self) -> list[PendingCall]:
+        """Expect no more answers of a rank that does not give any; return the calls."""
+        return [] if self._link is None else self._link.withdraw(self)
+
+    def stopped(self, calls: Sequence[PendingCall] = ()) -> None:
+        """Take the rank for stopped, for good; `calls` and those that wait raise MeshStopped.
+
+        Other calls under way are answered already, and their answers on the way.
+        """
         self.state = RankState.STOPPED
         self._leave_link()
-        self._end_calls((), lambda: MeshStopped(f"{self.name} was stopped"))
+        self._end_calls(calls, lambda: MeshStopped(f"{self.name} was stopped"))
 
     def renew(self) -> None:
         """Begin the next incarnation: calls wait for it from now on."""
