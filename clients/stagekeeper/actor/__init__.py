@@ -4,6 +4,8 @@
 `procs.spawn(name, Class, …)` puts an actor into each. See docs/actors.md.
 """
 
+from collections.abc import Callable
+
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.call_context import CallContext, context
 from stagekeeper.actor.calling import EndpointRef, Ranked
@@ -28,7 +30,7 @@ from stagekeeper.actor.value_mesh import ValueMesh
 
 from stagekeeper.actor import reference_codec  # isort: skip  # noqa: F401  (registers meshes)
 
-unhandled_fault_hook = end_program
+unhandled_fault_hook: Callable[[MeshFailure], object] = end_program
 """Called with each failure that nobody handled; assign another function to handle them.
 
 Returning means handled, raising means not. It is looked up when it is needed and called once per

@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from stagekeeper.actor.endpoint import Endpoint
 
-MESH_NAMES: Final = frozenset({"failures", "name", "ranks", "ready", "respawn", "size", "stop"})
+MESH_NAMES: Final = frozenset(
+    {"failures", "name", "places", "ranks", "ready", "respawn", "size", "stop"}
+)
 """What a mesh has beside the endpoints of its actors."""
 
 _HANDLERS: Final = {"__supervise__": "failure", "__cleanup__": "exc"}

@@ -19,6 +19,7 @@ from stagekeeper.actor.owning.actor_mesh import ActorMeshControl, StopReport
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S
+from stagekeeper.actor.place import Place
 from stagekeeper.actor.selection import Index, selected_ranks
 from stagekeeper.wire.payload import Tensors
 
@@ -145,6 +146,13 @@ class ActorMesh:
         }
         if failed:
             raise MeshError(f"{self.name} did not come up whole", failed, {})
+
+    async def places(self, timeout_s: float | None = None) -> Mapping[int, Place]:
+        """Return where the ranks that are up are, by rank, once each is up or has failed."""
+        ranks = [self._keeper.ranks[rank] for rank in self._selected]
+        async with asyncio.timeout(timeout_s):
+            await self._keeper.settled(ranks)
+        return {rank.rank: rank.place for rank in ranks if rank.place is not None}
 
     async def stop(self, budget_s: float | None = None) -> StopReport:
         """Stop the whole mesh: no new messages, those it has within the budget, then clean up.
