@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,7 +26,7 @@ from stagekeeper.actor.place import Place, place_from_proto, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from stagekeeper.actor.owning.scope import Scope
+    from stagekeeper.actor.owning.scope import OwnedActors, Scope
     from stagekeeper.actor.program import Program
 
 _ASK_LIMIT_S: Final = 2.0
@@ -305,10 +306,13 @@ class ProcMeshControl:
     async def stop(self, budget_s: float, failure: MeshFailure | None = None) -> StopReport:
         """End every process; a second call joins."""
         dead = {slot.index: slot.failure for slot in self._slots if slot.failure is not None}
+        inside = self._scope.meshes_in([slot.instance_id for slot in self._slots])
+        for mesh in inside:
+            mesh.expect_end()
         self.expect_end()
         if self._stopping is None:
             self._stopping = asyncio.create_task(
-                self._stop(budget_s, dead), name=f"stop {self.mesh_name}"
+                self._stop(budget_s, dead, inside, failure), name=f"stop {self.mesh_name}"
             )
         return await asyncio.shield(self._stopping)
 
@@ -317,9 +321,21 @@ class ProcMeshControl:
     ) -> list[MeshFailure]:
         return (await self.stop(budget_s, failure)).cleanup
 
-    async def _stop(self, budget_s: float, dead: dict[int, MeshFailure]) -> StopReport:
+    async def _stop(
+        self,
+        budget_s: float,
+        dead: dict[int, MeshFailure],
+        inside: Sequence[OwnedActors],
+        failure: MeshFailure | None,
+    ) -> StopReport:
         report = StopReport(dead=dead)
-        answers = await asyncio.gather(*(self._end(slot, budget_s) for slot in self._slots))
+        end_at = time.monotonic() + budget_s
+        for mesh in inside:
+            of_mesh = await mesh.stop(max(0.0, end_at - time.monotonic()), failure)
+            report.unrun += of_mesh.unrun
+            report.cleanup += of_mesh.cleanup
+        left_s = max(0.0, end_at - time.monotonic())
+        answers = await asyncio.gather(*(self._end(slot, left_s) for slot in self._slots))
         for slot, is_clean in zip(self._slots, answers, strict=True):
             if slot.index in dead:
                 continue

@@ -13,12 +13,15 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from stagekeeper.actor.failing import from_below
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.wire.error_details import is_own_cancellation
+
+if TYPE_CHECKING:
+    from stagekeeper.actor.owning.actor_mesh import StopReport
 
 DEFAULT_STOP_BUDGET_S: Final = 10.0
 
@@ -38,6 +41,19 @@ class OwnedMesh(Protocol):
         self, budget_s: float, failure: MeshFailure | None
     ) -> list[MeshFailure]:
         """Stop; return what went wrong on the way. Never raises."""
+        ...
+
+
+@runtime_checkable
+class OwnedActors(OwnedMesh, Protocol):
+    """A mesh of actors, seen by the owner of the processes that they are in."""
+
+    def holds(self, instance_id: str) -> bool:
+        """Return whether a rank that has not ended is, or is about to be, in a process."""
+        ...
+
+    async def stop(self, budget_s: float, failure: MeshFailure | None = None) -> StopReport:
+        """Stop, and say how that went; a second call joins."""
         ...
 
 
@@ -73,6 +89,17 @@ class Scope:
         """Forget a mesh that was stopped."""
         if mesh in self._meshes:
             self._meshes.remove(mesh)
+
+    def meshes_in(self, instance_ids: list[str]) -> list[OwnedActors]:
+        """Return the meshes of actors that have a rank in one of these processes, last made first.
+
+        They are wholly in one set of processes, since a mesh is spawned in one.
+        """
+        return [
+            mesh
+            for mesh in reversed(self._meshes)
+            if isinstance(mesh, OwnedActors) and any(map(mesh.holds, instance_ids))
+        ]
 
     def open(self) -> None:
         """Begin to ask the owner about failures: from now on it can answer."""
