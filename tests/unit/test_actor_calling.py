@@ -127,9 +127,13 @@ def ref(view: View, name: str = "step", *, knows_class: bool = True) -> Endpoint
 async def begun(coroutine: Any) -> asyncio.Task[Any]:
     """Start a call and let it come to where it waits."""
     task = asyncio.create_task(coroutine)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await all_that_can_run()
     return task
+
+
+async def all_that_can_run() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 # --- one rank
@@ -250,7 +254,7 @@ async def test_call_waits_for_the_others_when_a_rank_fails():
     error = Gone()
     view.links[1].fail(error)
     view.links[2].answer("c")
-    await asyncio.sleep(0)
+    await all_that_can_run()
     assert not task.done()
     view.links[0].answer("a")
     with pytest.raises(
@@ -266,7 +270,7 @@ async def test_call_waits_for_nobody_when_a_rank_dies_and_the_others_hear_of_it(
     view = View(0, 1, 2, 3)
     task = await begun(ref(view).call(7))
     view.links[0].answer("a")
-    await asyncio.sleep(0)
+    await all_that_can_run()
     both = {rank: death(rank) for rank in (2, 3)}
     for rank, error in both.items():  # of one process, so at the same time
         view.links[rank].fail(error)
@@ -342,6 +346,7 @@ async def test_error_of_a_rank_that_nobody_waits_for_is_not_reported_as_lost(cap
         link.answers.clear()
     del task
     gc.collect()
+    await all_that_can_run()
     assert "never retrieved" not in caplog.text
 
 

@@ -289,8 +289,7 @@ class EndpointRef(Generic[P, Result, Local]):
                         failed[link.rank] = error
         finally:
             for future in futures.values():
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # read, so that asyncio does not report it as lost
+                future.cancel()
         return answers, failed
 
     async def _streamed(self, payload: Payload) -> AsyncGenerator[Ranked[Any], None]:
@@ -370,9 +369,10 @@ async def _all_or_a_death(futures: Collection[asyncio.Future[Payload]]) -> None:
     left = len(futures)
 
     def heard(future: asyncio.Future[Payload]) -> None:
+        # Reads the error of each, also when nobody waits any more: asyncio reports the others.
         nonlocal left
         left -= 1
-        if not over.done() and (left == 0 or _has_died(future)):
+        if (_has_died(future) or left == 0) and not over.done():
             over.set_result(None)
 
     for future in futures:
