@@ -53,7 +53,8 @@ class AgentSettings:
         device_deadline_s: a call of the cards' driver that takes longer makes them unknown.
         device_interval_s: between two readings of the cards.
         pythonpath: folders from which stages import, before the agent's own Python environment.
-        allow: patterns of the entrypoints that may be started: `my_models.*`.
+        allow: patterns of the entrypoints that may be started, and of the classes that may be
+            actors: `my_models.*`.
         operation_lease_s: an uncommitted operation that no reign joins for so long is rolled back.
         stop_budget_s: from the request to stop until SIGKILL, for stages that name none.
         rollback_budget_s: the same for stages that never were in service.

@@ -94,7 +94,8 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="PATTERN",
-        help="Entrypoints that may be started, as 'my_models.*'; may be given several times.",
+        help="Entrypoints of stages and classes of actors that may be started, as 'my_models.*'; "
+        "may be given several times.",
         show_default=False,
     ),
 ]
