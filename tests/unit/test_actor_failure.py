@@ -27,7 +27,7 @@ from stagekeeper.actor.failure_wire import MOST_BYTES, failure_from_proto, failu
 from stagekeeper.host.process import ExitStatus
 from stagekeeper.v1 import types_pb2 as pb2
 
-in_its_time = settings(deadline=None)
+in_its_time = settings(deadline=None, max_examples=50)
 
 WORKER = Origin("workers", "m-1", 2, 1, "workers-a", 4711)
 MANAGER = Origin("manager", "m-2", 0, 3, "manager-b", 12)
@@ -255,6 +255,18 @@ def test_one_that_is_too_large_is_cut_and_keeps_its_root_and_its_ids():
     assert back.causes[-1].id == failure.causes[-1].id
     assert back.path[-1].decision.startswith("ßß") and back.path[-1].decision.endswith("…")
     assert any("owners left out" in hop.decision for hop in back.path)
+
+
+def test_failures_of_meshes_of_any_size_fit():
+    ranks, lives = tuple(range(2**28, 2**28 + 20_000)), (2**63,) * 20_000
+    failure = dataclasses.replace(
+        refused(dataclasses.replace(_killed(), ranks=ranks, incarnations=lives), MANAGER),
+        ranks=ranks,
+        incarnations=lives,
+    )
+    message = failure_to_proto(failure)
+    assert message.ByteSize() <= MOST_BYTES
+    assert failure_from_proto(message).ranks == failure.ranks[:2_048]
 
 
 def test_of_a_long_traceback_the_end_is_kept():

@@ -124,7 +124,8 @@ def test_without_a_stderr_the_program_ends_all_the_same(monkeypatch, tmp_path, s
         stderr = (tmp_path / "err").open("w")
         stderr.close()
     monkeypatch.setattr(sys, "stderr", stderr)
-    assert isinstance(call_hook(FAILURE), UnhandledFault)
+    error = call_hook(FAILURE)
+    assert isinstance(error, UnhandledFault) and error.__cause__ is None
 
 
 _PROGRAM = """

@@ -209,6 +209,27 @@ def test_a_long_chain_of_long_errors_is_cut_to_what_a_message_holds():
     assert depth == 12
 
 
+@pytest.mark.parametrize("length", [32, 33])
+def test_a_traceback_tells_of_so_many_errors_and_that_there_were_more(length):
+    error: BaseException | None = None
+    for number in range(length):
+        error = _raised(ValueError(f"number {number}"), cause=error)
+    assert error is not None
+    told = _sent(error).remote_traceback
+    assert told.count("ValueError: number") == 32
+    assert told.startswith("…\n") == (length > 32)
+    assert told.endswith(f"ValueError: number {length - 1}\n")
+
+
+def test_an_error_that_python_cannot_print_is_told_by_its_frames():
+    broken = SyntaxError("odd")
+    broken.lineno, broken.text = 1, 5  # type: ignore[assignment]
+    error = _sent(_raised(ValueError("v"), cause=_raised(broken)))
+    assert "in _raised" in error.remote_traceback
+    assert error.remote_traceback.endswith("ValueError: v\n")
+    assert isinstance(error.__cause__, SyntaxError)
+
+
 def test_an_error_that_cannot_say_what_it_is_travels_nevertheless():
     class Broken(Exception):
         def __str__(self) -> str:

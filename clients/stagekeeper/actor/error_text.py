@@ -64,21 +64,22 @@ def author_tracebacks(chain: Sequence[BaseException]) -> list[str]:
     """Do the same for an error and those that it came from, one text each (`chain_of`)."""
     try:
         told = traceback.TracebackException.from_exception(chain[0], compact=True)
-        _leave_out(told)
+        cut = f"{CUT}\n" if _leave_out(told) else ""
         texts: list[str] = []
         one: traceback.TracebackException | None = told
         while one is not None and len(texts) < len(chain):
-            texts.append(sendable("".join(one.format())))
+            texts.append(sendable(cut + "".join(one.format())))
             one = one.__cause__ or one.__context__
     except Exception:  # its notes or its source are broken too: the frames alone, then
         texts = []
     return texts + [_frames_of(error) for error in chain[len(texts) :]]
 
 
-def _leave_out(told: traceback.TracebackException) -> None:
-    """Take out our frames, and what is too far down a chain to matter."""
+def _leave_out(told: traceback.TracebackException) -> bool:
+    """Take out our frames, and errors too far down a chain; return whether there were such."""
     # Not recursive, since a chain may be deeper than Python goes.
     rest: list[tuple[int, traceback.TracebackException]] = [(0, told)]
+    is_cut = False
     while rest:
         depth, one = rest.pop()
         ours = 0
@@ -86,10 +87,12 @@ def _leave_out(told: traceback.TracebackException) -> None:
             ours += 1
         if ours < len(one.stack):
             del one.stack[:ours]
-        if depth == _DEEPEST_TOLD:
+        if depth == _DEEPEST_TOLD - 1 and (one.__cause__ or one.__context__):
             one.__cause__ = one.__context__ = None
+            is_cut = True
         below = (one.__cause__, one.__context__, *(one.exceptions or ()))
         rest += [(depth + 1, it) for it in below if it is not None]
+    return is_cut
 
 
 def _frames_of(error: BaseException) -> str:
