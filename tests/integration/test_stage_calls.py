@@ -11,7 +11,7 @@ import pytest
 
 from stagekeeper.v1 import stage_service_pb2, types_pb2
 from stagekeeper.wire.error_details import WireError, unpack
-from stagekeeper.wire.payload import JSON, MSGPACK, decode
+from stagekeeper.wire.payload import JSON, MSGPACK, decode, encode_arguments
 from tests.harness.stage_process import StageProcess
 from tests.harness.waiting import wait_for
 
@@ -184,13 +184,75 @@ async def test_calls_above_the_limit_are_refused_and_room_comes_back(stage, tmp_
     assert await stage.call("greet", "you") == "hello you"
 
 
-async def test_connect_says_that_it_comes_later(stage):
+async def test_connect_answers_calls_by_frame_with_values_errors_and_refusals(stage):
     stream = stage.calls.Connect()
+    hello = stage_service_pb2.Hello(session_id="somebody", lease_s=3.0, beat_s=1.0)
+    await stream.write(
+        stage_service_pb2.ConnectRequest(frames=[stage_service_pb2.Frame(hello=hello)])
+    )
+    frames = FrameReader(stream)
 
-    # Nothing is written: grpc's client fails oddly when the refusal comes before the first frame.
+    assert (await frames.next("hello")).hello.instance_id == stage.launch.instance_id
+    await stream.write(
+        stage_service_pb2.ConnectRequest(
+            frames=[
+                frame_of(1, "greet", ["you"]),
+                frame_of(2, "fail", ["broken"]),
+                frame_of(3, "nowhere", []),
+                frame_of(4, "greet", ["you"], target_id="another"),
+                frame_of(5, "count", [3], is_stream=True),
+            ]
+        )
+    )
+    answers = [await frames.next("reply", "error") for _ in range(8)]
+
+    def of(frame_id):
+        return [frame for frame in answers if frame.frame_id == frame_id]
+
+    assert [decode(frame.reply.payload) for frame in of(1)] == ["hello you"]
+    (raised,) = of(2)
+    assert raised.error.reason == "ENDPOINT_RAISED"
+    assert raised.error.exception.builtin_types[0] == "ValueError"
+    assert [frame.error.reason for frame in of(3)] == ["ENDPOINT_UNKNOWN"]
+    assert [frame.error.reason for frame in of(4)] == ["STALE_ROUTE"]
+    assert [decode(it.reply.payload) for it in of(5) if it.reply.has_more] == [0, 1, 2]
+    assert not of(5)[-1].reply.has_more
+    stream.cancel()
+
+
+async def test_connect_without_a_hello_is_refused(stage):
+    stream = stage.calls.Connect()
+    await stream.write(stage_service_pb2.ConnectRequest(frames=[frame_of(1, "greet", ["you"])]))
+
     code, error = await refused(stream.read())
 
-    assert (code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_YET")
+    assert (code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD")
+
+
+class FrameReader:
+    """Frames of a connection, whatever messages they share."""
+
+    def __init__(self, stream):
+        self._stream = stream
+        self._frames = []
+
+    async def next(self, *kinds):
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame.WhichOneof("body") in kinds:
+                    return frame
+            self._frames = list((await self._stream.read()).frames)
+
+
+def frame_of(frame_id, endpoint, args, *, target_id="", is_stream=False):
+    call = stage_service_pb2.CallFrame(
+        target_id=target_id,
+        endpoint=endpoint,
+        payload=encode_arguments(args, {}),
+        is_stream=is_stream,
+    )
+    return stage_service_pb2.Frame(frame_id=frame_id, call=call)
 
 
 # --- endpoints that raise

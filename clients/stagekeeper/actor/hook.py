@@ -33,6 +33,10 @@ def end_program(failure: MeshFailure) -> NoReturn:
     raise fault
 
 
+unhandled_fault_hook = end_program
+"""What `stagekeeper.actor.unhandled_fault_hook` is until somebody assigns another."""
+
+
 def call_hook(failure: MeshFailure) -> BaseException | None:
     """Call the hook that is set now, once.
 

@@ -20,6 +20,7 @@ _STOP_BUDGET_S = 8.0
 
 def main() -> int:
     launch, pipe = read_launch()
+    from stagekeeper.actor import reference_codec  # noqa: F401  (lets meshes travel)
     from stagekeeper.actor.program import Program, set_current_program
 
     logging.basicConfig(

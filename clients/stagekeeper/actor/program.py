@@ -25,7 +25,7 @@ from stagekeeper.actor.connection.links import Links
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto
 from stagekeeper.actor.hosting.actor_service import ActorService
-from stagekeeper.actor.hosting.connect import ConnectService
+from stagekeeper.actor.hosting.connect import Connections, ConnectService
 from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.owning.procs import ProcPlaces
 from stagekeeper.actor.owning.references import ReferenceKeeper
@@ -126,7 +126,8 @@ class Program:
         """Listen and serve; return the address."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        connect = ConnectService(self, self.house)
+        connections = Connections(self, self.house)
+        connect = ConnectService(connections)
         actors = ActorService(self, self.house, self)
         self._server = Server(
             f"{self.listen_host}:0",
@@ -135,7 +136,7 @@ class Program:
                 lambda server: add_StageServiceServicer_to_server(connect, server),
                 lambda server: add_ActorServiceServicer_to_server(actors, server),
             ],
-            ends_streams=[connect],
+            ends_streams=[connections],
         )
         self.address = await self._server.start()
         self.links.start()
@@ -280,7 +281,7 @@ def current_program() -> Program:
     if _current is None:
         raise RuntimeError(
             "no actor tree has its root in this process: wrap the code in "
-            "`async with stagekeeper.actor.root():`"
+            "`async with stagekeeper.actor.tree_root():`"
         )
     return _current
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 import stagekeeper.actor as public
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.mesh import ActorMesh
-from stagekeeper.actor.root import Root, root
+from stagekeeper.actor.tree_root import Root, root
 from stagekeeper.host.process import boot_id, identity_of
 
 __all__ = ["TestTree", "assert_path", "tree"]

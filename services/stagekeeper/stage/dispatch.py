@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from stagekeeper.actor import Endpoint, EndpointKind
 from stagekeeper.actor.call_context import enter_call, leave_call
+from stagekeeper.actor.remote_exception import exception_to_proto
 from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.core.names import shown
 from stagekeeper.stage.activity import Activity, Work
@@ -27,6 +28,7 @@ from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
 from stagekeeper.stage.vitals import text_of
 from stagekeeper.stage.workers import NoThread, Workers
+from stagekeeper.v1.stage_service_pb2 import RemoteException
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import is_own_cancellation
 from stagekeeper.wire.payload import (
@@ -43,6 +45,16 @@ _MAX_MESSAGE_CHARS = 500
 _MAX_TRACEBACK_CHARS = 16_000
 
 Send = Callable[[Payload], Awaitable[object]]
+
+
+class EndpointRaised(Refused):
+    """The endpoint ran and raised; `exception` is what, for callers that take more than text."""
+
+    def __init__(
+        self, message: str, *, metadata: Mapping[str, str], exception: RemoteException
+    ) -> None:
+        super().__init__(Reason.ENDPOINT_RAISED, message, metadata=metadata)
+        self.exception = exception
 
 
 class Dispatcher:
@@ -269,14 +281,14 @@ class Dispatcher:
         _log.error("endpoint %s raised\n%s", work.name, trace.rstrip())
         if len(message) > _MAX_MESSAGE_CHARS:
             message = message[:_MAX_MESSAGE_CHARS] + " …"
-        raise Refused(
-            Reason.ENDPOINT_RAISED,
+        raise EndpointRaised(
             f"{self._name}.{work.name} raised {kind}: {message}",
             metadata={
                 "type": kind,
                 "traceback": trace[-_MAX_TRACEBACK_CHARS:],
                 "rank": str(self._rank),
             },
+            exception=exception_to_proto(error, rank=self._rank, mesh_name=self._name),
         ) from None
 
 

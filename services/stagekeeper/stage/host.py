@@ -20,10 +20,13 @@ import time
 from pathlib import Path
 
 from stagekeeper.actor import context
+from stagekeeper.actor.hosting.connect import Connections
+from stagekeeper.host.process import boot_id
 from stagekeeper.host.server import Server
 from stagekeeper.runtime.launch import Launch, read_launch
 from stagekeeper.stage import control_service, stage_service
 from stagekeeper.stage.activity import Activity
+from stagekeeper.stage.connect_calls import StageCalls
 from stagekeeper.stage.control_service import StageControlService
 from stagekeeper.stage.dispatch import Dispatcher
 from stagekeeper.stage.phases import PhaseRunner
@@ -155,11 +158,14 @@ class StageHost:
             max_in_flight=launch.max_in_flight,
             activity=self._activity,
         )
-        service = StageService(self._dispatcher)
+        calls = StageCalls(self._dispatcher, launch.instance_id, boot_id())
+        connections = Connections(calls, calls)
+        service = StageService(self._dispatcher, connections)
         self._server = Server(
             f"{launch.host}:0",
             [stage_service.SERVICE],
             [lambda server: add_StageServiceServicer_to_server(service, server)],
+            ends_streams=[connections],
         )
         return await self._server.start()
 

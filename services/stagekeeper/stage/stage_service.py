@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from stagekeeper.core.errors import Reason, Refused
+from stagekeeper.actor.hosting.connect import Connections
 from stagekeeper.runtime.errors import answers_refusals_up_to
 from stagekeeper.stage.dispatch import Dispatcher
 from stagekeeper.v1 import stage_service_pb2 as pb
@@ -29,8 +29,9 @@ _answers_refusals = answers_refusals_up_to(None)
 class StageService(StageServiceServicer):
     """Serves one stage that has come up."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, connections: Connections) -> None:
         self._dispatcher = dispatcher
+        self._connections = connections
 
     @_answers_refusals
     async def Call(self, request: pb.CallRequest, context: Context) -> pb.CallResponse:
@@ -52,10 +53,7 @@ class StageService(StageServiceServicer):
             request.instance_id, request.endpoint, request.payload, context.time_remaining(), send
         )
 
-    @_answers_refusals
     async def Connect(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> None:
-        raise Refused(
-            Reason.NOT_YET, "Connect is not built yet: use Call, or CallStream for several values"
-        )
+        await self._connections.serve(context)

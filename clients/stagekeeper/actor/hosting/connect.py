@@ -8,28 +8,55 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 
 from stagekeeper.actor.connection.outbox import Outbox
-from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.hosting.message import Message
+from stagekeeper.actor.hosting.sessions import Session
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.stage_service_pb2_grpc import StageServiceServicer
 from stagekeeper.wire.error_details import pack
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_HELLO_LIMIT_S: Final = 10.0
+"""How long a stream may stay without its first frame."""
+
 
 class ProcIdentity(Protocol):
-    """Which process serves."""
+    """Which process serves. One without a token lets everybody in that reaches it."""
 
-    instance_id: str
-    token: str
-    boot_id: str
+    @property
+    def instance_id(self) -> str: ...
 
-    def rank_failed(self, news: pb.RankFailed) -> None: ...
+    @property
+    def token(self) -> str: ...
+
+    @property
+    def boot_id(self) -> str: ...
+
+    def rank_failed(self, news: pb.RankFailed) -> None:
+        """Hear of a mesh of this process, from one that met its end."""
+        ...
+
+
+class TakesMessages(Protocol):
+    """What is behind a connection: the actors of a process, or a deployed stage."""
+
+    @property
+    def is_closing(self) -> bool: ...
+
+    def session(self, hello: pb.Hello, own_boot_id: str) -> Session: ...
+
+    def others_count(self, session_id: str) -> int: ...
+
+    def take(self, target_id: str, message: Message) -> None: ...
+
+    def cancel(self, target_id: str, message: Message) -> None: ...
+
+    def over(self, target_id: str, message: Message) -> None: ...
 
 
 async def refuse(context: Context, code: grpc.StatusCode, reason: str, message: str) -> None:
@@ -42,10 +69,10 @@ def is_token(given: str, own: str) -> bool:
     return hmac.compare_digest(given.encode(), own.encode())
 
 
-class ConnectService(StageServiceServicer):
-    """Serves `Connect` for all actors of a process; `Call` is for deployed stages."""
+class Connections:
+    """Serves `Connect` for one process."""
 
-    def __init__(self, proc: ProcIdentity, house: House) -> None:
+    def __init__(self, proc: ProcIdentity, house: TakesMessages) -> None:
         self._proc = proc
         self._house = house
         self._open: set[Outbox] = set()
@@ -55,8 +82,12 @@ class ConnectService(StageServiceServicer):
         for outbox in self._open:
             outbox.close()
 
-    async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
-        first = await context.read()
+    async def serve(self, context: Context) -> None:
+        """Serve one stream until either end closes it."""
+        try:
+            first = await asyncio.wait_for(context.read(), _HELLO_LIMIT_S)
+        except TimeoutError:
+            first = grpc.aio.EOF
         hello = await self._admit(first, context)
         connection = _Connection(self._proc, self._house, hello, context)
         self._open.add(connection.outbox)
@@ -65,15 +96,6 @@ class ConnectService(StageServiceServicer):
         finally:
             self._open.discard(connection.outbox)
 
-    async def Call(self, request: pb.CallRequest, context: Context) -> pb.CallResponse:
-        await _refuse_call(context)
-        raise AssertionError("refuse returned")
-
-    async def CallStream(  # type: ignore[override]
-        self, request: pb.CallStreamRequest, context: Context
-    ) -> None:
-        await _refuse_call(context)
-
     async def _admit(self, first: Any, context: Context) -> pb.Hello:
         code = grpc.StatusCode
         if first is grpc.aio.EOF or not first.frames or not first.frames[0].HasField("hello"):
@@ -81,7 +103,7 @@ class ConnectService(StageServiceServicer):
                 context, code.INVALID_ARGUMENT, "BAD_FIELD", "frames[0]: has to be a hello"
             )
         hello: pb.Hello = first.frames[0].hello
-        if not is_token(hello.token, self._proc.token):
+        if self._proc.token and not is_token(hello.token, self._proc.token):
             await refuse(
                 context,
                 code.UNAUTHENTICATED,
@@ -107,6 +129,25 @@ class ConnectService(StageServiceServicer):
         return hello
 
 
+class ConnectService(StageServiceServicer):
+    """Serves `Connect` for all actors of a process; `Call` is for deployed stages."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def Connect(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        await self._connections.serve(context)
+
+    async def Call(self, request: pb.CallRequest, context: Context) -> pb.CallResponse:
+        await _refuse_call(context)
+        raise AssertionError("refuse returned")
+
+    async def CallStream(  # type: ignore[override]
+        self, request: pb.CallStreamRequest, context: Context
+    ) -> None:
+        await _refuse_call(context)
+
+
 async def _refuse_call(context: Context) -> None:
     await refuse(
         context,
@@ -119,7 +160,9 @@ async def _refuse_call(context: Context) -> None:
 class _Connection:
     """One stream."""
 
-    def __init__(self, proc: ProcIdentity, house: House, hello: pb.Hello, context: Context) -> None:
+    def __init__(
+        self, proc: ProcIdentity, house: TakesMessages, hello: pb.Hello, context: Context
+    ) -> None:
         self.outbox = Outbox()
         self._proc = proc
         self._house = house

@@ -17,6 +17,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Final
 
+from stagekeeper.actor import reference_codec  # noqa: F401  (lets meshes travel)
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
