@@ -19,13 +19,16 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Protoco
 from stagekeeper.actor.endpoint import Endpoint
 from stagekeeper.actor.errors import Died, MeshError, NotSendable
 from stagekeeper.actor.value_mesh import ValueMesh
-from stagekeeper.client.errors import UnreadableAnswer
+from stagekeeper.client.errors import CallLost, UnreadableAnswer
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.payload import PayloadError, Tensors, decode, encode_arguments
 
 P = ParamSpec("P")
 Result = TypeVar("Result", covariant=True)
 Local = TypeVar("Local", covariant=True)
+
+_ENDS: Final = (Died, CallLost)
+"""Errors that say that a rank has ended, and not what an endpoint raised."""
 
 _WAITING_VALUES_PER_RANK: Final = 4
 """Values of a stream that are taken from the ranks before the caller asks for them."""
@@ -360,7 +363,7 @@ _Arrival = tuple[int, Any, Exception | None]
 
 
 def _has_died(future: asyncio.Future[Payload]) -> bool:
-    return future.done() and not future.cancelled() and isinstance(future.exception(), Died)
+    return future.done() and not future.cancelled() and isinstance(future.exception(), _ENDS)
 
 
 async def _all_or_a_death(futures: Collection[asyncio.Future[Payload]]) -> None:

@@ -20,12 +20,14 @@ class Place:
         instance_id: the process's own, new with every start.
         pid: its number on its host; 0 where that is not known.
         boot_id: of its host; two processes with the same one are on one host.
+        is_stage: it is a deployed stage, which is no part of the tree and is told no secret of it.
     """
 
     address: str
     instance_id: str
     pid: int = 0
     boot_id: str = ""
+    is_stage: bool = False
 
 
 def place_to_proto(place: Place, *, actor_id: str = "", incarnation: int = 1) -> RankPlace:

@@ -250,7 +250,7 @@ class Program:
 
     def _hello_to(self, place: Place) -> pb.Hello:
         return pb.Hello(
-            token=self.token,
+            token="" if place.is_stage else self.token,
             instance_id=self.instance_id,
             peer_instance_id=place.instance_id,
             session_id=self.instance_id,

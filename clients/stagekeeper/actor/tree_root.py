@@ -12,12 +12,13 @@ import asyncio
 import logging
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 from stagekeeper.actor import reference_codec  # noqa: F401  (lets meshes travel)
+from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
@@ -32,6 +33,12 @@ from stagekeeper.actor.program import (
 from stagekeeper.host.process import boot_id
 from stagekeeper.host.server import check_loopback
 from stagekeeper.host.warden import Warden, start_warden
+
+if TYPE_CHECKING:
+    from stagekeeper.client import Client
+
+P = ParamSpec("P")
+SomeActor = TypeVar("SomeActor", bound=Actor)
 
 _log = logging.getLogger("stagekeeper.actor")
 
@@ -56,6 +63,7 @@ class Root:
         self._listen_host = listen_host
         self._stop_budget_s = stop_budget_s
         self._fault: BaseException | None = None
+        self._client: Client | None = None
         self._warden: Warden | None = None
         self._watching_warden: asyncio.Task[None] | None = None
         self._is_ending = False
@@ -114,6 +122,8 @@ class Root:
         await self._scope.drained()
         for problem in await self._scope.stop(self._stop_budget_s, None):
             await self._ask_hook(problem)
+        if self._client is not None:
+            await self._client.close()
         await self._program.close()
         if self._watching_warden is not None:
             self._watching_warden.cancel()
@@ -135,22 +145,59 @@ class Root:
             Unavailable: one that is named is not heard of, or there are too few.
             SupervisorUnreachable: nobody answers at the endpoint.
         """
-        if self._endpoint is None:
-            raise RuntimeError(
-                'this tree is local: say root("host:port") with a supervisor\'s endpoint, or use '
-                "this_host()"
-            )
+        endpoint = self._cluster()
         # Only those who use a cluster pay for what it takes to talk to one.
         from stagekeeper.actor.cluster_hosts import hosts_of
         from stagekeeper.actor.owning.remote_procs import RemoteProcSource
 
-        found = await hosts_of(self._endpoint, workers=workers, count=count)
+        found = await hosts_of(endpoint, workers=workers, count=count)
         program = self._program
         return HostMesh(
             program,
             tuple(host.name for host in found),
             lambda count, name: RemoteProcSource(program, found, count),
         )
+
+    async def stage(
+        self, deployment: str, stage: str, cls: Callable[P, SomeActor] | None = None
+    ) -> SomeActor:
+        """Return a stage of a deployment, to be called like a mesh: one rank per replica.
+
+        It belongs to the cluster: whoever leaves the tree leaves it running. Nothing is repeated
+        by itself; `stagekeeper.client` does that.
+
+        Args:
+            cls: its class, for checkers and for the names of its endpoints; what tensors in its
+                answers become is what the class says.
+
+        Raises:
+            RuntimeError: `root` was given no endpoint.
+            NotFound: there is no such deployment or stage.
+        """
+        from stagekeeper.actor.deployed import StageMesh
+        from stagekeeper.client import Client
+
+        if self._client is None:
+            client = Client(self._cluster())
+            self._client = await client.__aenter__()
+        mesh = StageMesh(
+            self._program,
+            self._client,
+            deployment,
+            stage,
+            getattr(cls, "__endpoints__", None),
+            getattr(cls, "tensors", "numpy"),
+        )
+        await mesh.check()
+        return cast(SomeActor, mesh)
+
+    def _cluster(self) -> str:
+        if self._endpoint is None:
+            raise RuntimeError(
+                'this tree is local: say root("host:port") with a supervisor\'s endpoint, or use '
+                "this_host()"
+            )
+        return self._endpoint
 
     # --- failures that nobody handled
 
