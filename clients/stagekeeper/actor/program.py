@@ -9,7 +9,6 @@ here: what an end of the program means. Invariant: everything that runs here was
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import json
 import logging
 import os
@@ -36,6 +35,7 @@ from stagekeeper.v1 import actor_service_pb2, stage_service_pb2
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.actor_service_pb2_grpc import add_ActorServiceServicer_to_server
 from stagekeeper.v1.stage_service_pb2_grpc import add_StageServiceServicer_to_server
+from stagekeeper.wire.entrypoint_patterns import is_allowed
 
 _log = logging.getLogger("stagekeeper.actor")
 
@@ -260,12 +260,8 @@ class Program:
         )
 
     def _refuse_class(self, entrypoint: str) -> str:
-        if self._allow is None:
+        if self._allow is None or is_allowed(entrypoint, self._allow):
             return ""
-        dotted = entrypoint.replace(":", ".")
-        for pattern in self._allow:
-            if fnmatch.fnmatchcase(dotted, pattern.replace(":", ".")):
-                return ""
         return f"{entrypoint} is not allowed here: the agent's --allow has {self._allow}"
 
 
