@@ -63,6 +63,10 @@ class Worker(Actor):
     @endpoint
     def anything(self, value: Any) -> Any: ...
 
+    @endpoint
+    def level(self) -> float:
+        return 0.5
+
     async def __supervise__(self, failure: MeshFailure) -> bool:
         reveal_type(await self.step(3))  # R: str
         return bool(failure.ranks)
@@ -180,6 +184,10 @@ class Same(Worker):
 
     @endpoint
     def tell(self, text: object) -> None: ...
+
+    @endpoint
+    def level(self) -> int:
+        return 1
 
 
 class Other(Worker):
