@@ -45,7 +45,7 @@ class RanksInView:
 
     @property
     def links(self) -> Sequence[ActorRank]:
-        if self._ranks[0].state is RankState.STOPPED:
+        if self._keeper.is_stopping or self._ranks[0].state is RankState.STOPPED:
             raise MeshStopped(
                 f"{self.name} was stopped: it takes no more messages", mesh_name=self.name
             )

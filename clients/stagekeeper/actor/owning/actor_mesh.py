@@ -40,6 +40,14 @@ _GRACE_S = 1.5
 """What an answer may take beyond the budget: a second for `__cleanup__`, and the way."""
 
 
+_NEVER_ASKED = (
+    FailureKind.BROADCAST_RAISED,
+    FailureKind.UNHANDLED,
+    FailureKind.SUPERVISE_RAISED,
+)
+"""What a stop does not ask for: errors that nobody else is told of."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpawnPlan:
     """What every incarnation of a rank is made from."""
@@ -122,6 +130,11 @@ class ActorMeshControl:
     @property
     def mesh_name(self) -> str:
         return self.plan.name
+
+    @property
+    def is_stopping(self) -> bool:
+        """It takes no more messages."""
+        return self._stopping is not None
 
     # --- coming up
 
@@ -231,6 +244,7 @@ class ActorMeshControl:
             end = self._program.unexplained_end(link)
         failure = self._of_process(rank, end)
         if incarnation != rank.incarnation:
+            rank.end_calls_with(calls, failure)
             return
         if rank.failure is not None:
             rank.end_calls(calls)
@@ -287,7 +301,8 @@ class ActorMeshControl:
         if failure.kind is FailureKind.CLEANUP_RAISED:
             self._tell(failure)
             return
-        is_known = rank.is_told or self._is_expecting_end
+        is_asked = self._is_expecting_end and failure.kind not in _NEVER_ASKED
+        is_known = rank.is_told or is_asked
         if failure.kind is not FailureKind.STALLED:
             if rank.state is RankState.FAILED:
                 rank.end_calls(list(calls))
@@ -297,6 +312,9 @@ class ActorMeshControl:
         if not is_known:
             rank.is_told = True
             self._tell(failure)
+        if rank.failure is not None:
+            for endpoint, sender in rank.take_late_casts():
+                self.undelivered(rank, endpoint, sender)
 
     def _tell(self, failure: MeshFailure) -> None:
         self._scope.deliver(failure.attached(self.mesh, self.respawn))
@@ -398,6 +416,7 @@ class ActorMeshControl:
             else:
                 report.unreachable.append(rank.rank)
             rank.stopped([] if answer is not None else rank.withdraw())
+            report.unrun += [Unrun(rank.rank, *late, False) for late in rank.take_late_casts()]
         for task in self._starts:
             task.cancel()
         self._scope.remove(self)

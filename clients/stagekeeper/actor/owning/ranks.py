@@ -34,6 +34,7 @@ class RankState(Enum):
 
     WAITING = "waiting"
     UP = "up"
+    """Without a link it is lost: how it ended will be known in a moment, and calls wait for it."""
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -77,8 +78,13 @@ class ActorRank:
         self._waiting: deque[Callable[[Link], None]] = deque()
         self._waiting_calls: list[PendingCall] = []
         self._late_casts: list[tuple[str, str]] = []
-        """(endpoint, sender) of what waits at a reference, to tell of if the rank is gone."""
+        """(endpoint, sender) of what waits and is not answered, to tell of if the rank is gone."""
         self._up: asyncio.Event = asyncio.Event()
+
+    @property
+    def is_sought(self) -> bool:
+        """Something waits for a place of the rank."""
+        return bool(self._waiting) and self.state is not RankState.UP
 
     @property
     def is_failed(self) -> bool:
@@ -101,16 +107,14 @@ class ActorRank:
     def cast(self, endpoint: str, payload: Payload) -> None:
         """Send a message that is not answered."""
         sender = sender_name()
-        if self.state is RankState.UP:
-            assert self._link is not None
+        if self._link is not None:
             self._link.cast(self.actor_id, endpoint, payload, sender)
         elif self.state is RankState.STOPPED:
             raise MeshStopped(f"{self.name} was stopped: {endpoint} is not sent")
         elif self.state is RankState.FAILED and not self._is_reference:
             self._keeper.undelivered(self, endpoint, sender)
         else:
-            if self._is_reference:
-                self._late_casts.append((endpoint, sender))
+            self._late_casts.append((endpoint, sender))
             self._waiting.append(lambda link: link.cast(self.actor_id, endpoint, payload, sender))
             self._keeper.sought(self)
 
@@ -120,8 +124,7 @@ class ActorRank:
         return f"{self._keeper.mesh_name}[{self.rank}]"
 
     def _send(self, call: PendingCall, endpoint: str, payload: Payload, sender: str) -> None:
-        if self.state is RankState.UP:
-            assert self._link is not None
+        if self._link is not None:
             self._link.call(self, call, self.actor_id, endpoint, payload, sender)
         elif self.state is RankState.STOPPED:
             fail_call(call, MeshStopped(f"{self.name} was stopped: {endpoint} is not called"))
@@ -171,9 +174,11 @@ class ActorRank:
         self.failure = failure
         self._leave_link()
         self._end_calls(calls, self._died)
+
+    def take_late_casts(self) -> list[tuple[str, str]]:
+        """Return (endpoint, sender) of what waited without an answer, after the rank has ended."""
         late, self._late_casts = self._late_casts, []
-        for endpoint, sender in late:
-            self._keeper.undelivered(self, endpoint, sender)
+        return late
 
     def withdraw(self) -> list[PendingCall]:
         """Expect no more answers of a rank that does not give any; return the calls."""

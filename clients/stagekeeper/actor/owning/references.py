@@ -48,6 +48,7 @@ class ReferenceKeeper:
         self.ranks: tuple[ActorRank, ...] = tuple(
             ActorRank(self, rank, is_reference=True) for rank in range(size)
         )
+        self.is_stopping = False
         self._seeking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -92,16 +93,27 @@ class ReferenceKeeper:
         await asyncio.gather(*(rank.settled() for rank in ranks))
 
     async def _seek(self) -> None:
-        try:
-            places = await self._ask()
-        except (grpc.RpcError, ConnectionError) as error:
-            for rank in self.ranks:
-                if rank.state is not RankState.UP:
-                    rank.fail(self._owner_gone(rank, error))
-            return
-        await asyncio.gather(
-            *(self._place(rank, place) for rank, place in zip(self.ranks, places, strict=True))
-        )
+        while True:
+            try:
+                places = await self._ask()
+            except (grpc.RpcError, ConnectionError) as error:
+                for rank in self.ranks:
+                    if rank.state is not RankState.UP:
+                        self._fail(rank, self._owner_gone(rank, error))
+                return
+            await asyncio.gather(
+                *(self._place(rank, place) for rank, place in zip(self.ranks, places, strict=True))
+            )
+            # What came for a rank while the others were still being connected.
+            if not any(rank.is_sought for rank in self.ranks):
+                return
+
+    def _fail(
+        self, rank: ActorRank, failure: MeshFailure, calls: Sequence[PendingCall] = ()
+    ) -> None:
+        rank.fail(failure, calls)
+        for endpoint, sender in rank.take_late_casts():
+            self.undelivered(rank, endpoint, sender)
 
     async def _place(self, rank: ActorRank, found: pb.RankPlace) -> None:
         if rank.state is RankState.UP and rank.actor_id == found.actor_id:
@@ -109,14 +121,14 @@ class ReferenceKeeper:
         rank.incarnation = found.incarnation
         rank.actor_id = found.actor_id
         if found.HasField("failure"):
-            rank.fail(failure_from_proto(found.failure))
+            self._fail(rank, failure_from_proto(found.failure))
             return
         place = place_from_proto(found)
         link = self._program.links.to(place)
         try:
             await link.connected()
         except ConnectionError:
-            rank.fail(self._end_of(rank, self._program.unexplained_end(link)))
+            self._fail(rank, self._end_of(rank, self._program.unexplained_end(link)))
             return
         rank.up(link, found.actor_id, place)
 
@@ -136,7 +148,7 @@ class ReferenceKeeper:
         except (grpc.RpcError, ConnectionError):
             pass
         if rank.actor_id == actor_id:
-            rank.fail(failure, calls)
+            self._fail(rank, failure, calls)
         else:
             rank.end_calls_with(calls, failure)
 
