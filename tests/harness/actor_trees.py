@@ -82,7 +82,7 @@ class Tree:
 async def a_root(**options: Any) -> AsyncIterator[Tree]:
     """Make this process a root; at the end nothing of the tree is left, or it is an error."""
     before, faults = actor.unhandled_fault_hook, Faults()
-    actor.unhandled_fault_hook = faults  # type: ignore[assignment]
+    actor.unhandled_fault_hook = faults
     path = ""
     try:
         async with root(**options):

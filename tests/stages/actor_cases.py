@@ -14,7 +14,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from stagekeeper.actor import Actor, ActorMesh, MeshFailure, context, endpoint, this_host, this_proc
+from stagekeeper.actor import (
+    Actor,
+    MeshFailure,
+    ProcMesh,
+    context,
+    endpoint,
+    this_host,
+    this_proc,
+)
 
 GATE_LIMIT_S = 60.0
 
@@ -159,12 +167,12 @@ class Worker(Actor):
         return start_sleeper()
 
     @endpoint
-    async def ask(self, mesh: ActorMesh, x: int, y: int) -> list[int]:
+    async def ask(self, mesh: Worker, x: int, y: int) -> list[int]:
         """Call a mesh that somebody else owns."""
         return list((await mesh.add.call(x, y)).values())
 
     @endpoint
-    async def nap_elsewhere(self, mesh: ActorMesh, seconds: float) -> str:
+    async def nap_elsewhere(self, mesh: Worker, seconds: float) -> str:
         """Wait for a mesh that somebody else owns; say how that ended."""
         try:
             return str(await mesh.nap.call_one(seconds))
@@ -172,7 +180,7 @@ class Worker(Actor):
             return f"{type(error).__name__} {getattr(error, 'failure_id', '')}"
 
     @endpoint
-    async def tell(self, mesh: ActorMesh, number: int) -> None:
+    async def tell(self, mesh: Worker, number: int) -> None:
         mesh.take.broadcast(number)
 
     @endpoint
@@ -208,7 +216,7 @@ class PlainWorker(Actor):
         return "back"
 
     @endpoint
-    def ask(self, mesh: ActorMesh, x: int, y: int) -> int:
+    def ask(self, mesh: Worker, x: int, y: int) -> int:
         """Wait in plain code for another actor."""
         return int(context().wait(mesh.add.call_one(x, y), 30))
 
@@ -275,7 +283,7 @@ class Manager(Actor):
         self.most_in_hand = 0
         self.released = asyncio.Event()
         self.more: list[Any] = []
-        self.meshes = [
+        self.meshes: list[Worker] = [
             self.spawn(f"workers{number or ''}", procs, is_group) for number in range(count)
         ]
 
@@ -292,15 +300,20 @@ class Manager(Actor):
         return os.getpid()
 
     @endpoint
-    async def mesh(self, number: int = 0) -> ActorMesh:
+    async def mesh(self, number: int = 0) -> Worker:
         return self.meshes[number]
 
     @endpoint
-    async def spawn_more(self, name: str, procs: int = 0) -> ActorMesh:
+    async def spawn_more(self, name: str, procs: int = 0) -> Worker:
         """Spawn in an endpoint."""
         mesh = self.spawn(name, procs)
         self.more.append(mesh)
         return mesh
+
+    @endpoint
+    async def spawn_in(self, procs: ProcMesh) -> None:
+        """Spawn in processes of somebody else."""
+        self.meshes.append(procs.spawn("guest", Worker, "guest", self.journal))
 
     @endpoint
     async def break_one(self, number: int = 0) -> None:
@@ -384,9 +397,8 @@ class Careless(Actor):
         self.managers.break_one.broadcast()
 
     @endpoint
-    async def managers_told(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self.managers.failures_told.call_one()
-        return found
+    async def nap(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 class PlainManager(Actor):
@@ -397,8 +409,8 @@ class PlainManager(Actor):
         self.worker = this_proc().spawn("worker", Worker)
 
     @endpoint
-    def mesh(self) -> ActorMesh:
-        return self.worker  # type: ignore[return-value]
+    def mesh(self) -> Worker:
+        return self.worker
 
     @endpoint
     def work(self, name: str, gate: str = "") -> None:

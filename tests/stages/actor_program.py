@@ -23,7 +23,7 @@ def count_hook(failure: MeshFailure) -> None:
 
 async def healthy() -> None:
     """Stop everything in order: some from the leaves, some from the root, some by leaving."""
-    actor.unhandled_fault_hook = count_hook  # type: ignore[assignment]
+    actor.unhandled_fault_hook = count_hook
     async with root():
         procs = this_host().spawn_procs(2)
         managers = procs.spawn("managers", Manager, "handle", JOURNAL)
@@ -56,7 +56,7 @@ async def raising_hook() -> None:
         count_hook(failure)
         raise LookupError("the pager is off")
 
-    actor.unhandled_fault_hook = hook  # type: ignore[assignment]
+    actor.unhandled_fault_hook = hook
     async with root():
         workers = this_proc().spawn("workers", Worker, "w", JOURNAL)
         workers.fail.broadcast("one")
@@ -82,7 +82,7 @@ async def waiting() -> None:
 
 async def untidy() -> None:
     """What goes wrong at the very end reaches the hook."""
-    actor.unhandled_fault_hook = count_hook  # type: ignore[assignment]
+    actor.unhandled_fault_hook = count_hook
     async with root():
         await this_proc().spawn("untidy", Untidy).add.call_one(1, 2)
 
