@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextvars import Token
@@ -67,6 +69,8 @@ class Root:
         self._warden: Warden | None = None
         self._watching_warden: asyncio.Task[None] | None = None
         self._is_ending = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where SIGTERM is listened to; None when it is not."""
 
     async def __aenter__(self) -> Root:
         if has_current_program():
@@ -95,6 +99,7 @@ class Root:
         self._token: Token[Scope | None] = current_scope.set(self._scope)
         self._task = asyncio.current_task()
         self._scope.open()
+        self._listen_to_sigterm()
         return self
 
     async def __aexit__(
@@ -104,6 +109,7 @@ class Root:
         trace: TracebackType | None,
     ) -> None:
         self._is_ending = True
+        self._leave_sigterm()
         try:
             await self._end()
         finally:
@@ -203,11 +209,33 @@ class Root:
 
     async def _ask_hook(self, failure: MeshFailure) -> bool:
         error = call_hook(failure)
-        if error is not None and self._fault is None:
+        if error is not None:
+            self._leave_with(error)
+        return True
+
+    def _leave_with(self, error: BaseException) -> None:
+        """Have the block left, and `error` raised when all has ended; only the first counts."""
+        if self._fault is None:
             self._fault = error
             if not self._is_ending and self._task is not None:
                 self._task.cancel()
-        return True
+
+    def _listen_to_sigterm(self) -> None:
+        """End in order at a SIGTERM, where the program has no mind of its own about it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_signal_handler(signal.SIGTERM, self._terminated)
+
+    def _terminated(self) -> None:
+        self._leave_sigterm()
+        self._leave_with(SystemExit(128 + signal.SIGTERM))
+
+    def _leave_sigterm(self) -> None:
+        """From now on a SIGTERM ends the program at once, as it did before."""
+        if self._loop is not None:
+            self._loop.remove_signal_handler(signal.SIGTERM)
+            self._loop = None
 
     def _ask_hook_about_end(self, failure: MeshFailure, error: BaseException | None) -> None:
         """What came while the tree was being stopped: nobody but the hook is left."""
