@@ -301,20 +301,22 @@ class ActorMeshControl:
         if failure.kind is FailureKind.CLEANUP_RAISED:
             self._tell(failure)
             return
+        if failure.kind is FailureKind.STALLED:  # no end: the rank may go on, or end later
+            if not (rank.is_stall_told or rank.is_told or self._is_expecting_end):
+                rank.is_stall_told = True
+                self._tell(failure)
+            return
+        if rank.state is RankState.FAILED:
+            rank.end_calls(list(calls))
+            return
+        rank.fail(failure, list(calls))
+        self._ends.put(rank.actor_id, failure)
         is_asked = self._is_expecting_end and failure.kind not in _NEVER_ASKED
-        is_known = rank.is_told or is_asked
-        if failure.kind is not FailureKind.STALLED:
-            if rank.state is RankState.FAILED:
-                rank.end_calls(list(calls))
-                return
-            rank.fail(failure, list(calls))
-            self._ends.put(rank.actor_id, failure)
-        if not is_known:
+        if not (rank.is_told or is_asked):
             rank.is_told = True
             self._tell(failure)
-        if rank.failure is not None:
-            for endpoint, sender in rank.take_late_casts():
-                self.undelivered(rank, endpoint, sender)
+        for endpoint, sender in rank.take_late_casts():
+            self.undelivered(rank, endpoint, sender)
 
     def _tell(self, failure: MeshFailure) -> None:
         self._scope.deliver(failure.attached(self.mesh, self.respawn))

@@ -70,7 +70,8 @@ class ActorRank:
         self.place: Place | None = None
         self.failure: MeshFailure | None = None
         self.is_told = False
-        """Its owner knows that this incarnation has failed, or is stalled."""
+        """Its owner knows that this incarnation has failed."""
+        self.is_stall_told = False
         self.is_undelivered_told = False
         self._keeper = keeper
         self._is_reference = is_reference
@@ -200,7 +201,7 @@ class ActorRank:
         self.state = RankState.WAITING
         self.failure = None
         self.place = None
-        self.is_told = self.is_undelivered_told = False
+        self.is_told = self.is_stall_told = self.is_undelivered_told = False
         self._up = asyncio.Event()
 
     async def settled(self) -> None:
