@@ -71,6 +71,11 @@ async def test_examples_of_the_document_run(
         await in_test()
 
 
+def test_readme_shows_the_same_first_tree() -> None:
+    program = blocks("python")[0].removeprefix("# first_tree.py\n")
+    assert f"```python\n{program}```\n" in (DOCUMENT.parents[1] / "README.md").read_text()
+
+
 def rows(heading: str) -> set[str]:
     """Return what stands as code in the first column of the table under a heading, or a word."""
     section = DOCUMENT.read_text().partition(heading)[2]
