@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.nvml_library import FakeNvml, build_library
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background like that, and every program inherits it: none of
+    # those that tests start would hear their Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Without bytecode every program that tests start would compile what it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")

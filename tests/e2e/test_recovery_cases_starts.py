@@ -29,8 +29,6 @@ from tests.harness.cluster import Cluster
 from tests.harness.waiting import wait_for
 from tests.harness.wires import WiredCluster
 
-POINTS = 20
-
 
 async def is_gone(client: Client, name: str) -> bool:
     try:
@@ -51,13 +49,14 @@ def engine(name: str, *, how: str = "", gate: str = "", **more: Any) -> dict[str
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("points", [6, pytest.param(20, marks=pytest.mark.soak)])
 async def test_recovery_R12_deletion_ends_wherever_its_supervisor_is_killed(
-    cluster: Cluster,
+    cluster: Cluster, points: int
 ) -> None:
     """The points lie side by side over the time that an undisturbed deletion takes."""
     await cluster.start_supervisor()
     await cluster.start_agent()
-    names = [f"m{number}" for number in range(POINTS)]
+    names = [f"m{number}" for number in range(points)]
     async with cluster.client() as client:
         await asyncio.gather(*(client.deploy(echo(name)) for name in ("whole", *names)))
         began = time.monotonic()
@@ -68,14 +67,14 @@ async def test_recovery_R12_deletion_ends_wherever_its_supervisor_is_killed(
             (replica,) = (await cluster.all_ready(name, 1, client)).replicas
             (pid,) = [shard.record.pid for shard in replica.shards]
             await client.delete(name, wait=False)
-            await asyncio.sleep(whole_s * number / POINTS)  # the point
+            await asyncio.sleep(whole_s * number / points)  # the point
             assert cluster.supervisor is not None
             cluster.supervisor.kill()
             cut_short += pid in cluster.stage_processes()
             await cluster.start_supervisor()
             await wait_for(partial(is_gone, client, name), f"{name} is gone (point {number})")
             assert pid not in cluster.stage_processes()
-            assert len(cluster.stage_processes()) == POINTS - 1 - number, (
+            assert len(cluster.stage_processes()) == points - 1 - number, (
                 "it took another one along"
             )
         assert cut_short, "no kill was in the middle of a deletion"

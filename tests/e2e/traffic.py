@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from stagekeeper.client import Client
 from tests.harness.waiting import wait_for
+
+PACE_S: Final = 0.01
+"""Before each call: callers of a stage that does nothing would leave no processor to others."""
 
 
 class Traffic:
@@ -32,6 +36,7 @@ class Traffic:
         number = 0
         while True:
             number += 1
+            await asyncio.sleep(PACE_S)
             try:
                 answer = await client.call(name, endpoint, str(number), timeout=20.0)
                 assert answer == str(number), answer
@@ -46,7 +51,7 @@ class Traffic:
 async def traffic(
     client: Client, name: str, endpoint: str = "echo", *, callers: int = 4
 ) -> AsyncIterator[Traffic]:
-    """Call one endpoint without a pause while the block runs."""
+    """Call one endpoint, again as soon as it has answered, while the block runs."""
     running = Traffic()
     tasks = [
         asyncio.create_task(running.caller(client, name, endpoint), name=f"caller {index}")

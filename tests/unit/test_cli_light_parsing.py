@@ -7,10 +7,10 @@ import inspect
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagekeeper.cli.full_parsing import command
 from stagekeeper.cli.light_parsing import plain_arguments
 from stagekeeper.cli.verbs import LONG_LIVED
 
@@ -23,9 +23,7 @@ def typers_arguments(verb: str, words: list[str]) -> dict[str, Any]:
     def capture(**arguments: Any) -> None:
         seen.update(arguments)
 
-    app = typer.Typer()
-    app.command()(capture)
-    typer.main.get_command(app).main(list(words), standalone_mode=False)
+    command([capture]).main([verb, *words], standalone_mode=False)
     return seen
 
 

@@ -1,18 +1,38 @@
 """Flags that several verbs share, each said once.
 
-Decided here: their names, defaults and help. typer reads them out of the verbs' signatures, so
-these names are used there as types.
+Decided here: their names, defaults and help. They are read out of the verbs' signatures, so these
+names are used there as types. What describes a flag is a class of ours: typer's own would load
+typer into processes that stay for months.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT, ENDPOINT_ENV
+
+
+class Parameter:
+    """What typer is told of a parameter, once it is asked.
+
+    Attributes:
+        names: of a flag, if they are not the parameter's own.
+        settings: the rest, under typer's names.
+    """
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.names = names
+        self.settings = settings
+
+
+class Option(Parameter):
+    """A flag of a verb."""
+
+
+class Argument(Parameter):
+    """A word of a verb that stands without a flag."""
 
 
 class Output(StrEnum):
@@ -24,7 +44,7 @@ class Output(StrEnum):
 
 Endpoint = Annotated[
     str,
-    typer.Option(
+    Option(
         envvar=ENDPOINT_ENV,
         metavar="HOST:PORT",
         help=f"The supervisor's stable address [default: {DEFAULT_ENDPOINT}].",
@@ -34,7 +54,7 @@ Endpoint = Annotated[
 
 Insecure = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--insecure",
         help="Allow addresses beyond this machine, though nothing is encrypted yet.",
         show_default=False,
@@ -42,16 +62,16 @@ Insecure = Annotated[
 ]
 
 OutputFormat = Annotated[
-    Output, typer.Option("--output", "-o", help="text for people, json for programs.")
+    Output, Option("--output", "-o", help="text for people, json for programs.")
 ]
 
 ClusterFlag = Annotated[
-    str, typer.Option("--cluster", help="The cluster's name; every part says the same.")
+    str, Option("--cluster", help="The cluster's name; every part says the same.")
 ]
 
 StateDir = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         metavar="DIR",
         help="Where state is kept [default: $XDG_STATE_HOME/stagekeeper or "
         "~/.local/state/stagekeeper].",
@@ -61,7 +81,7 @@ StateDir = Annotated[
 
 LockDir = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         metavar="DIR",
         help="Locks shared by all agents of this host [default: /run/lock/stagekeeper].",
         show_default=False,
@@ -70,7 +90,7 @@ LockDir = Annotated[
 
 PythonPath = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--pythonpath",
         metavar="DIR",
         help="A folder that stages import from; may be given several times.",
@@ -80,7 +100,7 @@ PythonPath = Annotated[
 
 Devices = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--devices",
         metavar="DEVICE",
         help="cuda: all NVIDIA cards; GPU-… or MIG-…: the one whose UUID begins so; cpu:0=8GiB: a "
@@ -91,7 +111,7 @@ Devices = Annotated[
 
 Allow = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--allow",
         metavar="PATTERN",
         help="Entrypoints of stages and classes of actors that may be started, as 'my_models.*'; "
@@ -111,12 +131,12 @@ class LogLevel(StrEnum):
 
 
 LogLevelFlag = Annotated[
-    LogLevel, typer.Option("--log-level", help="The least urgent thing that is logged.")
+    LogLevel, Option("--log-level", help="The least urgent thing that is logged.")
 ]
 
 DieWithParent = Annotated[
     int,
-    typer.Option(
+    Option(
         "--die-with",
         metavar="PID",
         hidden=True,

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from typer.models import OptionInfo
+from stagekeeper.cli.flags import Option
 
 
 class _NotPlain(Exception):
@@ -52,7 +52,7 @@ def _options(verb: Callable[..., object]) -> Iterator[tuple[str, _Option]]:
     hints = get_type_hints(verb, include_extras=True)
     for name in inspect.signature(verb).parameters:
         hint = hints[name]
-        info = next((it for it in get_args(hint)[1:] if isinstance(it, OptionInfo)), None)
+        info = next((it for it in get_args(hint)[1:] if isinstance(it, Option)), None)
         if get_origin(hint) is not Annotated or info is None:
             raise _NotPlain
         value_type, is_list = _value_type(get_args(hint)[0])
@@ -61,17 +61,14 @@ def _options(verb: Callable[..., object]) -> Iterator[tuple[str, _Option]]:
             read=_reader(value_type),
             is_switch=value_type is bool,
             is_list=is_list,
-            env=info.envvar if isinstance(info.envvar, str) else "",
+            env=info.settings.get("envvar", ""),
         )
         for flag in _flags(name, info):
             yield flag, option
 
 
-def _flags(name: str, info: OptionInfo) -> Sequence[str]:
-    # typer's first declaration may stand in `default`, where the signature has the real default.
-    declared = [info.default, *(info.param_decls or ())]
-    flags = [it for it in declared if isinstance(it, str) and it.startswith("-")]
-    return flags or [f"--{name.replace('_', '-')}"]
+def _flags(name: str, info: Option) -> Sequence[str]:
+    return info.names or [f"--{name.replace('_', '-')}"]
 
 
 def _value_type(hint: Any) -> tuple[Any, bool]:

@@ -59,7 +59,7 @@ def _without_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    from stagekeeper.cli.verbs import LONG_LIVED, command
+    from stagekeeper.cli.verbs import LONG_LIVED
 
     verb = LONG_LIVED.get(words[0]) if words else None
     if verb is not None:
@@ -67,8 +67,13 @@ def _dispatch(words: Sequence[str]) -> int:
 
         arguments = plain_arguments(verb, words[1:])
         if arguments is not None:
+            from stagekeeper.cli.light_start import load_structlog
+
+            load_structlog()
             verb(**arguments)
             return ExitCode.DONE
+    from stagekeeper.cli.full_parsing import command
+
     run_command = command().main
     if not words:
         run_command(args=["--help"], prog_name="stagekeeper", standalone_mode=False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
@@ -14,18 +12,18 @@ def agent(
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     worker_id: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="[default: the host's name]", show_default=False),
+        flags.Option(metavar="NAME", help="[default: the host's name]", show_default=False),
     ] = None,
     devices: flags.Devices = None,
     pythonpath: flags.PythonPath = None,
     allow: flags.Allow = None,
     listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Where this agent serves; port 0 takes any."),
+        flags.Option(metavar="HOST:PORT", help="Where this agent serves; port 0 takes any."),
     ] = "127.0.0.1:0",
     advertise: Annotated[
         str,
-        typer.Option(
+        flags.Option(
             metavar="HOST[:PORT]",
             help="What others are told to dial [default: --listen with its real port].",
         ),
@@ -35,7 +33,7 @@ def agent(
     lock_dir: flags.LockDir = None,
     max_wait: Annotated[
         float | None,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS",
             help="End when no supervisor was found for so long [default: wait for ever].",
             show_default=False,
@@ -43,17 +41,17 @@ def agent(
     ] = None,
     operation_lease_s: Annotated[
         float,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS", help="A start that no supervisor asks for that long is undone."
         ),
     ] = 60.0,
     stop_budget_s: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="From SIGTERM to SIGKILL, for stages that name none."),
+        flags.Option(metavar="SECONDS", help="From SIGTERM to SIGKILL, for stages that name none."),
     ] = 10.0,
     max_loads: Annotated[
         int | None,
-        typer.Option(
+        flags.Option(
             metavar="N",
             help="Stages that load their weights at once, at most [default: no limit].",
             show_default=False,
@@ -61,19 +59,19 @@ def agent(
     ] = None,
     busy_after_s: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Without progress in a call or a phase: BUSY."),
+        flags.Option(metavar="SECONDS", help="Without progress in a call or a phase: BUSY."),
     ] = 5.0,
     stall_after_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Without any sign of life: STALLED.")
+        float, flags.Option(metavar="SECONDS", help="Without any sign of life: STALLED.")
     ] = 30.0,
     device_deadline_s: Annotated[
         float,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS", help="A call of the cards' driver that takes longer has failed."
         ),
     ] = 3.0,
     device_interval_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Between two readings of the cards.")
+        float, flags.Option(metavar="SECONDS", help="Between two readings of the cards.")
     ] = 5.0,
     insecure: flags.Insecure = False,
     log_level: flags.LogLevelFlag = flags.LogLevel.INFO,

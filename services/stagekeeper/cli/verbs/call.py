@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def call(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The deployment.")],
-    endpoint_name: Annotated[str, typer.Argument(metavar="ENDPOINT", help="What to call.")],
+    name: Annotated[str, flags.Argument(metavar="NAME", help="The deployment.")],
+    endpoint_name: Annotated[str, flags.Argument(metavar="ENDPOINT", help="What to call.")],
     argument: Annotated[
         str | None,
-        typer.Argument(
+        flags.Argument(
             metavar="[JSON]",
             help="An object holds keyword arguments, anything else is one argument; - reads stdin.",
         ),
     ] = None,
     stage: Annotated[
         str | None,
-        typer.Option(
+        flags.Option(
             metavar="STAGE",
             help="A stage's name or id [default: the deployment's entry].",
             show_default=False,
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up then; the endpoint is told.")
+        float, flags.Option(metavar="SECONDS", help="Give up then; the endpoint is told.")
     ] = 60.0,
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     insecure: flags.Insecure = False,

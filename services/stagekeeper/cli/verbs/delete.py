@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def delete(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The deployment.")],
+    name: Annotated[str, flags.Argument(metavar="NAME", help="The deployment.")],
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     no_wait: Annotated[
         bool,
-        typer.Option(
+        flags.Option(
             "--no-wait", help="Return once it is written down; it goes on.", show_default=False
         ),
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS",
             help="Stop waiting then; the deletion goes on [default: the stages' stop budgets and "
             "a minute].",

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def deploy(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec.")],
+    file: Annotated[Path, flags.Argument(metavar="FILE", help="The spec.")],
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     plan_id: Annotated[
         str,
-        typer.Option(
+        flags.Option(
             metavar="ID",
             help="Start what that plan showed, or nothing.",
             show_default=False,
@@ -24,7 +22,7 @@ def deploy(
     ] = "",
     timeout: Annotated[
         float | None,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS",
             help="Stop waiting then; the creation goes on [default: wait as long as it takes].",
             show_default=False,

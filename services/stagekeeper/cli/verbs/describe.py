@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def describe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The deployment.")],
+    name: Annotated[str, flags.Argument(metavar="NAME", help="The deployment.")],
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     output: flags.OutputFormat = flags.Output.TEXT,
     insecure: flags.Insecure = False,

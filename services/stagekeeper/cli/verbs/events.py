@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
@@ -13,16 +11,16 @@ from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 def events(
     name: Annotated[
         str,
-        typer.Argument(
+        flags.Argument(
             metavar="[NAME]", help="Only of this deployment [default: all].", show_default=False
         ),
     ] = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens.", show_default=False)
+        bool, flags.Option("--follow", "-f", help="Go on with what happens.", show_default=False)
     ] = False,
     last: Annotated[
         int,
-        typer.Option(
+        flags.Option(
             "--last", "-n", metavar="N", min=0, max=10_000, help="How many to begin with."
         ),
     ] = 100,

@@ -6,14 +6,13 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from stagekeeper.cli import flags
 from stagekeeper.cli.starter import SPEC_FILE, write_starter
 
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Where to; made if it is missing.")
+        Path, flags.Argument(metavar="[DIR]", help="Where to; made if it is missing.")
     ] = Path(),
 ) -> None:
     """Write a starter spec and its stages.

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def logs(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The deployment.")],
+    name: Annotated[str, flags.Argument(metavar="NAME", help="The deployment.")],
     stage: Annotated[
         str | None,
-        typer.Option(
+        flags.Option(
             metavar="STAGE", help="A stage's name or id [default: all].", show_default=False
         ),
     ] = None,
     replica: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Which copy [default: all].", show_default=False),
+        flags.Option(metavar="N", min=0, help="Which copy [default: all].", show_default=False),
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Go on with what is written.", show_default=False),
+        flags.Option("--follow", "-f", help="Go on with what is written.", show_default=False),
     ] = False,
     previous: Annotated[
         bool,
-        typer.Option("--previous", help="Of the start before the latest one.", show_default=False),
+        flags.Option("--previous", help="Of the start before the latest one.", show_default=False),
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many to begin with.")
+        int, flags.Option("--lines", "-n", metavar="N", min=1, help="How many to begin with.")
     ] = 100,
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     insecure: flags.Insecure = False,

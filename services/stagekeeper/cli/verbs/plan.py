@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec.")],
+    file: Annotated[Path, flags.Argument(metavar="FILE", help="The spec.")],
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     output: flags.OutputFormat = flags.Output.TEXT,
     insecure: flags.Insecure = False,

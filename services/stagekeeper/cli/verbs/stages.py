@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 
 
 def stages(
     local: Annotated[
         bool,
-        typer.Option(
+        flags.Option(
             "--local", help="Of this host, read from its state directory.", show_default=False
         ),
     ] = False,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
+        flags.Option(
             metavar="NAME[/REPLICA[/STAGE]]",
             help="Stop these, while no agent runs; may be given several times.",
             show_default=False,
@@ -26,17 +24,17 @@ def stages(
     ] = None,
     stop_all: Annotated[
         bool,
-        typer.Option(
+        flags.Option(
             "--stop-all", help="Stop all of them, while no agent runs.", show_default=False
         ),
     ] = False,
     worker_id: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of one worker [default: all].", show_default=False),
+        flags.Option(metavar="NAME", help="Of one worker [default: all].", show_default=False),
     ] = None,
     stop_budget_s: Annotated[
         float | None,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS",
             help="From the request to end to SIGKILL; 0 kills at once [default: each stage's own].",
             show_default=False,

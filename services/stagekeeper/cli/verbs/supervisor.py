@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
@@ -14,7 +12,7 @@ def supervisor(
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
     stable_endpoint: Annotated[
         str,
-        typer.Option(
+        flags.Option(
             metavar="HOST:PORT",
             help="The endpoint as everybody dials it: a name, a virtual address, a TCP proxy "
             "[default: --endpoint].",
@@ -22,11 +20,11 @@ def supervisor(
     ] = "",
     listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Where agents are served; port 0 takes any."),
+        flags.Option(metavar="HOST:PORT", help="Where agents are served; port 0 takes any."),
     ] = "127.0.0.1:0",
     advertise: Annotated[
         str,
-        typer.Option(
+        flags.Option(
             metavar="HOST:PORT",
             help="What agents are told to dial [default: --listen with its real port].",
         ),
@@ -35,7 +33,7 @@ def supervisor(
     state_dir: flags.StateDir = None,
     no_store: Annotated[
         bool,
-        typer.Option(
+        flags.Option(
             "--no-store",
             help="Keep nothing on disk: what is wanted is forgotten at the end.",
             show_default=False,
@@ -43,7 +41,7 @@ def supervisor(
     ] = False,
     no_standby: Annotated[
         bool,
-        typer.Option(
+        flags.Option(
             "--no-standby",
             help="Refuse to start beside a living supervisor, and end before a higher one, instead "
             "of waiting.",
@@ -52,27 +50,27 @@ def supervisor(
     ] = False,
     look_s: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Between two looks at the stable endpoint, about."),
+        flags.Option(metavar="SECONDS", help="Between two looks at the stable endpoint, about."),
     ] = 2.0,
     heartbeat_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Between two heartbeats of a worker.")
+        float, flags.Option(metavar="SECONDS", help="Between two heartbeats of a worker.")
     ] = 2.0,
     lease_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Silence until a worker is UNREACHABLE.")
+        float, flags.Option(metavar="SECONDS", help="Silence until a worker is UNREACHABLE.")
     ] = 10.0,
     lost_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Silence until a worker is LOST.")
+        float, flags.Option(metavar="SECONDS", help="Silence until a worker is LOST.")
     ] = 60.0,
     recovery_window_s: Annotated[
         float,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS",
             help="Longest wait, after a start, for the workers that were there before it.",
         ),
     ] = 10.0,
     slow_reader_s: Annotated[
         float,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS", help="How long a watcher may take nothing before it is cut."
         ),
     ] = 30.0,

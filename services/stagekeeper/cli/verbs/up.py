@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
 
 def up(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE…]", help="Specs to deploy.")
+        list[Path] | None, flags.Argument(metavar="[FILE…]", help="Specs to deploy.")
     ] = None,
-    agents: Annotated[int, typer.Option(min=1, metavar="N", help="How many agents.")] = 1,
+    agents: Annotated[int, flags.Option(min=1, metavar="N", help="How many agents.")] = 1,
     devices: flags.Devices = None,
     pythonpath: flags.PythonPath = None,
     endpoint: flags.Endpoint = DEFAULT_ENDPOINT,
@@ -23,7 +21,7 @@ def up(
     lock_dir: flags.LockDir = None,
     keep: Annotated[
         bool,
-        typer.Option(
+        flags.Option(
             "--keep",
             help="Leave the stages running at the end; the next `up` takes over.",
             show_default=False,
@@ -31,11 +29,11 @@ def up(
     ] = False,
     allow: flags.Allow = None,
     worker_prefix: Annotated[
-        str, typer.Option(metavar="NAME", help="Agents are NAME-0, NAME-1, …")
+        str, flags.Option(metavar="NAME", help="Agents are NAME-0, NAME-1, …")
     ] = "agent",
     cluster: flags.ClusterFlag = "default",
     heartbeat_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Between two heartbeats of a worker.")
+        float, flags.Option(metavar="SECONDS", help="Between two heartbeats of a worker.")
     ] = 2.0,
     insecure: flags.Insecure = False,
     log_level: flags.LogLevelFlag = flags.LogLevel.INFO,
@@ -80,4 +78,6 @@ def up(
     make_state_dir(state_dir)
     code = run_up(options, specs, keep=keep)
     if code:
+        import typer
+
         raise typer.Exit(code)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stagekeeper.cli import flags
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Spec files.")],
+    files: Annotated[list[Path], flags.Argument(metavar="FILE…", help="Spec files.")],
     output: flags.OutputFormat = flags.Output.TEXT,
 ) -> None:
     """Check a spec file, offline.
