@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagekeeper.actor import Actor, endpoint
+from stagekeeper.actor import Actor, ActorMesh, endpoint
 from stagekeeper.actor.class_rules import MESH_NAMES
 from stagekeeper.stage import Stage
 
@@ -187,3 +187,7 @@ def test_endpoint_with_a_name_that_begins_with_an_underscore_is_refused(name):
 def test_names_of_meshes_are_free_for_what_is_no_endpoint(base):
     cls = made(base, **dict.fromkeys(MESH_NAMES, "its own"))
     assert all(getattr(cls(), name) == "its own" for name in MESH_NAMES)
+
+
+def test_every_public_name_of_a_mesh_is_taken():
+    assert {name for name in dir(ActorMesh) if not name.startswith("_")} <= MESH_NAMES

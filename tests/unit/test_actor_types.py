@@ -201,7 +201,7 @@ class Other(Worker):
 
 
 class Store(Actor, Generic[T]):
-    def __init__(self, first: T) -> None: ...
+    def __init__(self, first: T, name: str = "") -> None: ...
 
     @endpoint
     def put(self, value: T) -> list[T]:
@@ -209,7 +209,7 @@ class Store(Actor, Generic[T]):
 
 
 async def generic(procs: ProcMesh) -> None:
-    store = procs.spawn("store", Store[int], 3)
+    store = procs.spawn("store", Store[int], 3, name="of its __init__")
     reveal_type(await store.put.call_one(3))  # R: list[int]
     store.put.broadcast("3")  # E: arg-type
 

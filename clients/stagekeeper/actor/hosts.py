@@ -9,6 +9,7 @@ is up awaits `ready()`.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, cast
@@ -108,7 +109,7 @@ class ProcMesh:
         return ProcMesh(self._program, self._procs, replace(self._options, **cast(Any, changed)))
 
     def spawn(
-        self, name: str, cls: Callable[P, SomeActor], *args: P.args, **kwargs: P.kwargs
+        self, name: str, cls: Callable[P, SomeActor], /, *args: P.args, **kwargs: P.kwargs
     ) -> SomeActor:
         """Spawn one actor in each process; return their mesh at once.
 
@@ -117,14 +118,16 @@ class ProcMesh:
 
         Raises:
             EntrypointError: the class cannot be named for another process.
-            NotSendable: an argument cannot travel.
+            NotSendable: an argument cannot travel; it is named.
         """
         found = entrypoint_of(cls)
         actor_class = cast("type[Actor]", cls)
         try:
-            arguments = encode_arguments(args, kwargs)
+            names = tuple(inspect.signature(cls).parameters) if args else ()
+            arguments = encode_arguments(args, kwargs, names=names)
         except PayloadError as error:
-            raise NotSendable("an argument", str(error), target=f"{name}.__init__") from error
+            place = error.place or "what is given"
+            raise NotSendable(place, error.problem, target=f"{name}.__init__") from error
         plan = SpawnPlan(
             name=_checked_name(name),
             entrypoint=found.entrypoint,
