@@ -61,6 +61,7 @@ FUZZED = {
     "supervisor": ("DiscoveryService", "DeploymentService", "SupervisorService"),
     "agent": ("AgentService",),
     "stage": ("StageService", "StageControlService"),
+    "tree": ("ActorService", "StageService"),
 }
 """Whose rpcs are sent nonsense, by the process that serves them: each that the contract has."""
 

@@ -28,6 +28,7 @@ CODES: Mapping[NextMove, grpc.StatusCode] = {
     NextMove.LIST_THEN_WATCH: grpc.StatusCode.OUT_OF_RANGE,
     NextMove.RETRY_WITH_BACKOFF: grpc.StatusCode.UNAVAILABLE,
     NextMove.ASK_FOR_THE_RIGHT: grpc.StatusCode.PERMISSION_DENIED,
+    NextMove.SAY_WHO_YOU_ARE: grpc.StatusCode.UNAUTHENTICATED,
     NextMove.LOOK_AT_YOUR_CODE: grpc.StatusCode.UNKNOWN,
     NextMove.REPORT_A_BUG: grpc.StatusCode.INTERNAL,
     NextMove.USE_A_LATER_RELEASE: grpc.StatusCode.UNIMPLEMENTED,

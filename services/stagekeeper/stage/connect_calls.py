@@ -41,6 +41,11 @@ class StageCalls:
         """The dispatcher says by itself, call by call, that the stage is stopping."""
         return False
 
+    @property
+    def session_count(self) -> int:
+        """None is kept beyond its connection."""
+        return 0
+
     def session(self, hello: pb.Hello, own_boot_id: str) -> Session:
         """Make a session that owns nothing."""
         return Session(
@@ -90,6 +95,8 @@ class StageCalls:
     async def _stream(self, target_id: str, message: Message) -> None:
         async def send(payload: Payload) -> None:
             message.yield_value(payload)
+            if message.is_crowded:
+                await message.room()
 
         await self._dispatcher.stream(
             target_id, message.endpoint, message.payload, message.remaining_s, send

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from stagekeeper.v1 import stage_service_pb2 as pb
+from stagekeeper.wire.actor_limits import MOST_UNREAD_BYTES, MOST_UNREAD_FRAMES
 
 _MOST_FRAMES: Final = 64
 _BATCH_BYTES: Final = 256 * 1024
@@ -28,6 +29,23 @@ class Outbox:
         self._frames: deque[tuple[pb.Frame, int]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
+        self._payload_bytes = 0
+        self._has_room = asyncio.Event()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits that whoever can wait should: the other end reads slowly."""
+        return self._payload_bytes > MOST_UNREAD_BYTES or len(self._frames) > MOST_UNREAD_FRAMES
+
+    async def room(self) -> None:
+        """Return when it is not crowded any more, or closed."""
+        while self.is_crowded and not self._is_closed:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def unsent(self) -> list[pb.Frame]:
+        """Return what no writer has taken yet, in order."""
+        return [frame for frame, _ in self._frames]
 
     def put(self, frame: pb.Frame, payload_bytes: int = 0) -> None:
         """Queue a frame. After `close` it is dropped: nobody is there to read it.
@@ -38,6 +56,7 @@ class Outbox:
         if self._is_closed:
             return
         self._frames.append((frame, payload_bytes))
+        self._payload_bytes += payload_bytes
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -45,13 +64,15 @@ class Outbox:
     def close(self) -> None:
         """Let `run` return once all that was put is written."""
         self._is_closed = True
+        self._has_room.set()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def run(self, write: Write) -> None:
         """Write what is put, until `close` and until all of it is written.
 
-        Raises whatever `write` raises: the stream is over.
+        Cancelled, what it was writing is lost; the next `run` goes on with what is left. Raises
+        whatever `write` raises: the stream is over.
         """
         loop = asyncio.get_running_loop()
         frames = self._frames
@@ -70,4 +91,7 @@ class Outbox:
                     break
                 batch.append(frames.popleft()[0])
                 size += payload_bytes
+            self._payload_bytes -= size
+            if not self.is_crowded:
+                self._has_room.set()
             await write(batch)

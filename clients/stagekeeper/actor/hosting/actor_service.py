@@ -5,18 +5,35 @@ Decided here: nothing but who may ask. Invariant: a request that is refused has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
-from stagekeeper.actor.hosting.connect import Context, ProcIdentity, is_token, refuse
+from stagekeeper.actor.hosting.connect import (
+    Context,
+    ProcIdentity,
+    is_token,
+    refuse,
+    refuse_fields,
+)
 from stagekeeper.actor.hosting.house import House
+from stagekeeper.actor.hosting.message_check import (
+    Problem,
+    mesh_problems,
+    respawn_problems,
+    spawn_problems,
+    stop_problems,
+)
 from stagekeeper.v1 import actor_service_pb2 as pb
 from stagekeeper.v1.actor_service_pb2_grpc import ActorServiceServicer
-
-_LONGEST_NAME = 200
+from stagekeeper.wire.actor_limits import (
+    LARGEST_PEER_REQUEST_BYTES,
+    LARGEST_SPAWN_BYTES,
+    MOST_ACTORS,
+)
 
 
 class OwnedPlaces(Protocol):
@@ -52,11 +69,8 @@ class ActorService(ActorServiceServicer):
     async def SpawnActor(
         self, request: pb.SpawnActorRequest, context: Context
     ) -> pb.SpawnActorResponse:
-        await self._check(request, context)
+        await self._check(request, context, spawn_problems(request), LARGEST_SPAWN_BYTES)
         code = grpc.StatusCode
-        wrong = _spawn_problems(request)
-        if wrong:
-            await refuse(context, code.INVALID_ARGUMENT, "BAD_FIELD", "; ".join(wrong))
         if self._house.is_closing:
             await refuse(context, code.UNAVAILABLE, "DRAINING", "this process is ending")
         why = self._house.refusal_of(request.entrypoint)
@@ -71,6 +85,13 @@ class ActorService(ActorServiceServicer):
                 "no connection says this session_id: connect first, then spawn",
             )
             raise AssertionError("refuse returned")
+        if self._house.actor_count >= MOST_ACTORS and not self._house.knows(request.actor_id):
+            await refuse(
+                context,
+                code.RESOURCE_EXHAUSTED,
+                "ADMISSION_REFUSED",
+                f"this process has {MOST_ACTORS} actors, and takes no more: use another one",
+            )
         failure = await self._house.spawn(request, session)
         response = pb.SpawnActorResponse()
         if failure is not None:
@@ -80,18 +101,11 @@ class ActorService(ActorServiceServicer):
     async def StopActor(
         self, request: pb.StopActorRequest, context: Context
     ) -> pb.StopActorResponse:
-        await self._check(request, context)
-        if not 0 <= request.budget_s <= 31_536_000:
-            await refuse(
-                context,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "BAD_FIELD",
-                "budget_s: has to be within 0 and a year",
-            )
+        await self._check(request, context, stop_problems(request))
         return await self._house.stop(request)
 
     async def GetMesh(self, request: pb.GetMeshRequest, context: Context) -> pb.GetMeshResponse:
-        mesh = await self._mesh(request, context)
+        mesh = await self._mesh(request, context, mesh_problems(request))
         if not request.ended_id:
             return pb.GetMeshResponse(places=await mesh.places())
         end = await mesh.end_of_id(request.ended_id)
@@ -100,11 +114,17 @@ class ActorService(ActorServiceServicer):
     async def RespawnProcs(
         self, request: pb.RespawnProcsRequest, context: Context
     ) -> pb.RespawnProcsResponse:
-        mesh = await self._mesh(request, context)
+        mesh = await self._mesh(request, context, respawn_problems(request))
         await mesh.replace_ended(list(request.instance_ids))
         return pb.RespawnProcsResponse(places=await mesh.places())
 
-    async def _check(self, request: Any, context: Context) -> None:
+    async def _check(
+        self,
+        request: Any,
+        context: Context,
+        problems: Sequence[Problem],
+        largest_bytes: int = LARGEST_PEER_REQUEST_BYTES,
+    ) -> None:
         code = grpc.StatusCode
         if not is_token(request.token, self._proc.token):
             await refuse(
@@ -113,6 +133,11 @@ class ActorService(ActorServiceServicer):
                 "BAD_TOKEN",
                 "token: is not that of the actor tree that this process belongs to",
             )
+        if (size := request.ByteSize()) > largest_bytes:
+            what = f"the request has {size} bytes, at most {largest_bytes} are taken"
+            await refuse(context, code.INVALID_ARGUMENT, "TOO_LARGE", what)
+        if problems:
+            await refuse_fields(context, problems)
         if getattr(request, "instance_id", self._proc.instance_id) != self._proc.instance_id:
             await refuse(
                 context,
@@ -121,8 +146,10 @@ class ActorService(ActorServiceServicer):
                 f"this is process {self._proc.instance_id}, not {request.instance_id:.64}",
             )
 
-    async def _mesh(self, request: Any, context: Context) -> OwnedPlaces:
-        await self._check(request, context)
+    async def _mesh(
+        self, request: Any, context: Context, problems: Sequence[Problem]
+    ) -> OwnedPlaces:
+        await self._check(request, context, problems)
         mesh = self._meshes.owned(request.mesh_id)
         if mesh is None:
             await refuse(
@@ -133,18 +160,3 @@ class ActorService(ActorServiceServicer):
             )
             raise AssertionError("refuse returned")
         return mesh
-
-
-def _spawn_problems(request: pb.SpawnActorRequest) -> list[str]:
-    problems = []
-    for field in ("actor_id", "entrypoint", "mesh_id", "mesh_name", "session_id"):
-        value = getattr(request, field)
-        if not value:
-            problems.append(f"{field}: is missing")
-        elif len(value) > _LONGEST_NAME and field != "entrypoint":
-            problems.append(f"{field}: has {len(value)} characters, at most {_LONGEST_NAME}")
-    if not request.size or request.rank >= request.size:
-        problems.append(f"rank: {request.rank} is no rank of a mesh of {request.size}")
-    if not 0 <= request.stall_after_s <= 31_536_000:
-        problems.append("stall_after_s: has to be within 0 and a year")
-    return problems

@@ -1,23 +1,34 @@
 """The serving end of a connection: frames in, each to its actor; answers out, as they are ready.
 
-Decided here: who is let in (the token, and the process that was meant), and how a stream ends.
-Invariant: what a stream brought in is given up when the stream is over; nobody could be answered.
+Decided here: who is let in (the token, and the process that was meant), what is taken of it, and
+how a stream ends. Not decided here: what a sound frame is (message_check). Invariants: what a
+stream brought in is given up when the stream is over, since nobody could be answered; and a frame
+that is wrong is answered by itself, and ends nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import grpc
 
 from stagekeeper.actor.connection.outbox import Outbox
 from stagekeeper.actor.hosting.message import Message
+from stagekeeper.actor.hosting.message_check import (
+    Problem,
+    call_problems,
+    hello_problems,
+    news_problems,
+    told,
+)
 from stagekeeper.actor.hosting.sessions import Session
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.stage_service_pb2_grpc import StageServiceServicer
-from stagekeeper.wire.error_details import pack
+from stagekeeper.wire.actor_limits import MOST_CONNECTION_CALLS, MOST_CONNECTIONS, MOST_FRAMES
+from stagekeeper.wire.error_details import fit_message, pack
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -48,6 +59,11 @@ class TakesMessages(Protocol):
     @property
     def is_closing(self) -> bool: ...
 
+    @property
+    def session_count(self) -> int:
+        """Of those whose connection may come back, with those that have one."""
+        ...
+
     def session(self, hello: pb.Hello, own_boot_id: str) -> Session: ...
 
     def others_count(self, session_id: str) -> int: ...
@@ -59,9 +75,22 @@ class TakesMessages(Protocol):
     def over(self, target_id: str, message: Message) -> None: ...
 
 
-async def refuse(context: Context, code: grpc.StatusCode, reason: str, message: str) -> None:
+async def refuse(
+    context: Context,
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    problems: Sequence[Problem] = (),
+) -> None:
     """End a call with a reason."""
-    await context.abort(code, message, trailing_metadata=pack(code, message, reason=reason))
+    trailers = pack(code, message, reason=reason, violations=problems)
+    await context.abort(code, fit_message(message), trailing_metadata=trailers)
+
+
+async def refuse_fields(context: Context, problems: Sequence[Problem]) -> None:
+    """End a call whose request is wrong."""
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    await refuse(context, code, "BAD_FIELD", f"the request is refused: {told(problems)}", problems)
 
 
 def is_token(given: str, own: str) -> bool:
@@ -92,16 +121,16 @@ class Connections:
         connection = _Connection(self._proc, self._house, hello, context)
         self._open.add(connection.outbox)
         try:
-            await connection.serve(first)
+            problems = await connection.serve(first)
         finally:
             self._open.discard(connection.outbox)
+        if problems:
+            await refuse_fields(context, problems)
 
     async def _admit(self, first: Any, context: Context) -> pb.Hello:
         code = grpc.StatusCode
         if first is grpc.aio.EOF or not first.frames or not first.frames[0].HasField("hello"):
-            await refuse(
-                context, code.INVALID_ARGUMENT, "BAD_FIELD", "frames[0]: has to be a hello"
-            )
+            await refuse_fields(context, [("frames[0]", "has to be a hello")])
         hello: pb.Hello = first.frames[0].hello
         if self._proc.token and not is_token(hello.token, self._proc.token):
             await refuse(
@@ -110,6 +139,8 @@ class Connections:
                 "BAD_TOKEN",
                 "hello.token: is not that of the actor tree that this process belongs to",
             )
+        if problems := [*hello_problems(hello), *_too_many(first)]:
+            await refuse_fields(context, problems)
         if hello.peer_instance_id and hello.peer_instance_id != self._proc.instance_id:
             await refuse(
                 context,
@@ -117,15 +148,15 @@ class Connections:
                 "STALE_ROUTE",
                 f"this is process {self._proc.instance_id}, not {hello.peer_instance_id:.64}",
             )
-        if not hello.session_id or not 0 < hello.lease_s <= 3_600:
-            await refuse(
-                context,
-                code.INVALID_ARGUMENT,
-                "BAD_FIELD",
-                "hello: session_id is missing, or lease_s is not within 0 and 3,600",
-            )
         if self._house.is_closing:
             await refuse(context, code.UNAVAILABLE, "DRAINING", "this process is ending")
+        if max(len(self._open), self._house.session_count) >= MOST_CONNECTIONS:
+            await refuse(
+                context,
+                code.RESOURCE_EXHAUSTED,
+                "TOO_MANY_CALLS",
+                f"this process has {MOST_CONNECTIONS} connections, and takes no more",
+            )
         return hello
 
 
@@ -157,6 +188,13 @@ async def _refuse_call(context: Context) -> None:
     )
 
 
+def _too_many(request: pb.ConnectRequest) -> list[Problem]:
+    count = len(request.frames)
+    if count <= MOST_FRAMES:
+        return []
+    return [("frames", f"has {count} entries, at most {MOST_FRAMES} are taken")]
+
+
 class _Connection:
     """One stream."""
 
@@ -171,55 +209,87 @@ class _Connection:
         self._running: dict[int, tuple[str, Message]] = {}
         self._casts: dict[Message, str] = {}
 
-    async def serve(self, first: pb.ConnectRequest) -> None:
-        context = self._context
-
-        async def write(frames: list[pb.Frame]) -> None:
-            await context.write(pb.ConnectResponse(frames=frames))
-
-        own = pb.Hello(instance_id=self._proc.instance_id, boot_id=self._proc.boot_id)
+    async def serve(self, first: pb.ConnectRequest) -> list[Problem]:
+        """Serve until either end has enough; return what was wrong, where that is why."""
+        own = pb.Hello(
+            instance_id=self._proc.instance_id,
+            boot_id=self._proc.boot_id,
+            session_id=self._session.session_id if self._session.was_attached else "",
+        )
         self.outbox.put(pb.Frame(hello=own))
-        writing = asyncio.create_task(self.outbox.run(write), name="connect writer")
+        writing = asyncio.create_task(self.outbox.run(self._write), name="connect writer")
         self._session.attach(self.outbox)
         try:
             self._heard(first.frames[1:])
-            reading = asyncio.ensure_future(self._read())
+            reading = asyncio.create_task(self._read(), name="connect reader")
             # The writer ends first when this process is ending.
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
             reading.cancel()
             await asyncio.wait({reading})
+            return [] if reading.cancelled() or reading.exception() else reading.result()
         finally:
             self._give_up()
             self.outbox.close()
             writing.cancel()
             self._session.detach(self.outbox)
 
-    async def _read(self) -> None:
+    async def _write(self, frames: list[pb.Frame]) -> None:
+        await self._context.write(pb.ConnectResponse(frames=frames))
+        if self.outbox.is_crowded:
+            self._session.heard()  # it reads, slowly; meanwhile nothing is read from it
+
+    async def _read(self) -> list[Problem]:
         read = self._context.read
         while (request := await read()) is not grpc.aio.EOF:
+            if problems := _too_many(request):
+                return problems
             self._heard(request.frames)
+            if self.outbox.is_crowded:
+                await self.outbox.room()
+        return []
 
     def _heard(self, frames: Any) -> None:
         self._session.heard()
         for frame in frames:
             kind = frame.WhichOneof("body")
             if kind == "call":
-                call = frame.call
-                message = Message(call, frame.frame_id, self.outbox.put, self._over)
-                if not call.is_cast:
-                    self._running[frame.frame_id] = (call.target_id, message)
-                else:
-                    self._casts[message] = call.target_id
-                self._house.take(call.target_id, message)
+                self._called(frame.frame_id, frame.call)
             elif kind == "cancel":
                 found = self._running.pop(frame.frame_id, None)
                 if found is not None:
                     self._house.cancel(*found)
             elif kind == "failure":
-                self._proc.rank_failed(frame.failure)
+                if problems := news_problems(frame.failure):
+                    self._is_wrong(0, problems)
+                else:
+                    self._proc.rank_failed(frame.failure)
             elif kind == "beat":
                 count = self._house.others_count(self._session.session_id)
                 self.outbox.put(pb.Frame(beat=pb.Beat(other_actor_count=count)))
+
+    def _called(self, frame_id: int, call: pb.CallFrame) -> None:
+        is_taken = frame_id in self._running
+        if problems := call_problems(call, frame_id, is_taken=is_taken):
+            # A number that is taken is that of a call which has done nothing wrong.
+            self._is_wrong(0 if is_taken or call.is_cast else frame_id, problems)
+            return
+        if len(self._running) + len(self._casts) >= MOST_CONNECTION_CALLS:
+            what = f"{MOST_CONNECTION_CALLS} of this connection are under way"
+            error = pb.CallError(
+                reason="TOO_MANY_CALLS", message=f"{call.endpoint} did not run: {what}"
+            )
+            self.outbox.put(pb.Frame(frame_id=0 if call.is_cast else frame_id, error=error))
+            return
+        message = Message(call, frame_id, self.outbox.put, self._over, self.outbox)
+        if call.is_cast:
+            self._casts[message] = call.target_id
+        else:
+            self._running[frame_id] = (call.target_id, message)
+        self._house.take(call.target_id, message)
+
+    def _is_wrong(self, frame_id: int, problems: Sequence[Problem]) -> None:
+        error = pb.CallError(reason="BAD_FIELD", message=f"the frame is refused: {told(problems)}")
+        self.outbox.put(pb.Frame(frame_id=frame_id, error=error))
 
     def _over(self, message: Message) -> None:
         if message.is_cast:

@@ -55,16 +55,28 @@ class House:
 
     # --- sessions
 
+    @property
+    def session_count(self) -> int:
+        """Of those whose connection may come back, with those that have one."""
+        return len(self._sessions)
+
     def session(self, hello: pb.Hello, own_boot_id: str) -> Session:
-        """Return the session of a process that says hello; make it where there is none."""
+        """Return the session of a process that says hello; make it where there is none.
+
+        One without a name owns nothing, and is not kept.
+        """
+        is_same_host = hello.boot_id == own_boot_id
         session = self._sessions.get(hello.session_id)
         if session is None or session.is_over:
             session = Session(
                 hello.session_id,
                 lease_s=hello.lease_s,
-                is_same_host=hello.boot_id == own_boot_id,
+                # Of one without a name nothing has to be kept for its return.
+                is_same_host=is_same_host or not hello.session_id,
                 on_over=self._session_over,
             )
+            if not hello.session_id:
+                return session
             self._sessions[hello.session_id] = session
         return session
 
@@ -86,7 +98,8 @@ class House:
             actor.look(now)
 
     def _session_over(self, session: Session) -> None:
-        self._sessions.pop(session.session_id, None)
+        if self._sessions.pop(session.session_id, None) is None:
+            return
         for actor_id, owner in list(self._owners.items()):
             if owner == session.session_id and actor_id in self._actors:
                 actor = self._actors[actor_id]
@@ -104,6 +117,15 @@ class House:
         task.add_done_callback(self._ends.discard)
 
     # --- actors
+
+    @property
+    def actor_count(self) -> int:
+        """Those that have not ended."""
+        return len(self._actors)
+
+    def knows(self, actor_id: str) -> bool:
+        """Return whether it is here, or was."""
+        return actor_id in self._actors or actor_id in self._ended
 
     async def spawn(
         self, request: actor_pb.SpawnActorRequest, session: Session

@@ -24,8 +24,13 @@ from stagekeeper.actor.hosting.serial import SerialTurns
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.remote_exception import exception_to_proto
 from stagekeeper.v1 import stage_service_pb2 as pb
+from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import is_own_cancellation
 from stagekeeper.wire.payload import PayloadError, content_type_of, decode_arguments, encode
+
+
+class _Misfit(Exception):
+    """The payload of a message is no arguments."""
 
 
 class Inbox:
@@ -158,16 +163,17 @@ class Inbox:
 
     async def _run_async(self, message: Message, endpoint: Endpoint, method: Any) -> None:
         try:
-            args, kwargs = decode_arguments(message.payload)
-            content_type = content_type_of(message.payload)
+            args, kwargs, content_type = _arguments(message)
             if endpoint.kind is EndpointKind.ASYNC:
-                message.answer(encode(await method(*args, **kwargs), content_type))
+                message.answer(_result(message, await method(*args, **kwargs), content_type))
                 return
             values = method(*args, **kwargs)
             try:
                 async for value in values:
                     message.progress()
                     message.yield_value(encode(value, content_type))
+                    if message.is_crowded:
+                        await message.room()
             finally:
                 await values.aclose()
             message.answer(None)
@@ -186,10 +192,9 @@ class Inbox:
         loop = asyncio.get_running_loop()
 
         def run() -> Any:
-            args, kwargs = decode_arguments(message.payload)
-            content_type = content_type_of(message.payload)
+            args, kwargs, content_type = _arguments(message)
             if endpoint.kind is EndpointKind.SYNC:
-                return encode(method(*args, **kwargs), content_type)
+                return _result(message, method(*args, **kwargs), content_type)
             values = method(*args, **kwargs)
             try:
                 for value in values:
@@ -197,6 +202,8 @@ class Inbox:
                         break
                     message.progress()
                     loop.call_soon_threadsafe(message.yield_value, encode(value, content_type))
+                    if message.is_crowded:
+                        asyncio.run_coroutine_threadsafe(message.room(), loop).result()
             finally:
                 values.close()
             return None
@@ -218,14 +225,15 @@ class Inbox:
             message.is_over = True
             self.over(message)
             return
+        if isinstance(error, _Misfit) or is_misfit(error, __file__):
+            # No code of the actor's ran, so a message that nobody waits for does not end it.
+            problem = f"the call does not fit {self._identity.name}.{endpoint}: {error}"
+            self._refuse(message, "BAD_FIELD", problem)
+            return
         if message.is_cast:
             message.is_over = True
             self.over(message)
             self._on_cast_raised(message, error)
-            return
-        if isinstance(error, PayloadError) or is_misfit(error, __file__):
-            problem = f"the call does not fit {self._identity.name}.{endpoint}: {error}"
-            self._refuse(message, "BAD_FIELD", problem)
             return
         exception = exception_to_proto(
             error, rank=self._identity.rank, mesh_name=self._identity.mesh_name
@@ -243,3 +251,16 @@ class Inbox:
         if message.is_cast:
             self._on_undelivered(message, text)
         message.refuse(pb.CallError(reason=reason, message=text))
+
+
+def _arguments(message: Message) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+    """Decode what a message brings; the last is the content type of its answer."""
+    try:
+        return *decode_arguments(message.payload), content_type_of(message.payload)
+    except PayloadError as error:
+        raise _Misfit(str(error)) from error
+
+
+def _result(message: Message, value: object, content_type: str) -> Payload | None:
+    """Encode what an endpoint returned; nothing where nobody waits for it."""
+    return None if message.is_cast else encode(value, content_type)

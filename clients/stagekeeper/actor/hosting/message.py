@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from stagekeeper.actor.call_context import CallContext
+from stagekeeper.actor.connection.outbox import Outbox
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.types_pb2 import Payload
 
@@ -24,11 +25,13 @@ class Message(CallContext):
         frame_id: pairs the answer with it.
         answer: where answers go.
         on_end: called once, when nothing more will be said about it.
+        outbox: where answers wait for the other end to read them.
     """
 
     __slots__ = (
         "_answer",
         "_on_end",
+        "_outbox",
         "began",
         "endpoint",
         "frame_id",
@@ -41,7 +44,12 @@ class Message(CallContext):
     )
 
     def __init__(
-        self, frame: pb.CallFrame, frame_id: int, answer: Answer, on_end: Callable[[Message], None]
+        self,
+        frame: pb.CallFrame,
+        frame_id: int,
+        answer: Answer,
+        on_end: Callable[[Message], None],
+        outbox: Outbox | None = None,
     ) -> None:
         timeout_s = frame.timeout_s if frame.HasField("timeout_s") else None
         super().__init__(None if timeout_s is None else time.monotonic() + timeout_s)
@@ -56,6 +64,17 @@ class Message(CallContext):
         self.last_progress = time.monotonic()
         self._answer = answer
         self._on_end = on_end
+        self._outbox = outbox
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the caller reads slowly, so that what yields values should wait for `room`."""
+        return self._outbox is not None and self._outbox.is_crowded
+
+    async def room(self) -> None:
+        """Return when the caller has read enough, or is gone."""
+        if self._outbox is not None:
+            await self._outbox.room()
 
     def progress(self) -> None:
         """Say that the work goes on: it is no stall, however long it takes."""

@@ -1,14 +1,16 @@
 """Who is connected to this process, and whose actors end when a connection does.
 
 A session is one other process. It lasts as long as its connection, and where that may come back
-(the other end is on another host) for a lease after it. Decided here: when a session is over.
-Invariant: an actor outlives its session by no more than its own end takes.
+(the other end is on another host) for a lease after it. Decided here: when a session is over, and
+what the other process is told again when it comes back. Invariant: an actor outlives its session by
+no more than its own end takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +18,8 @@ from stagekeeper.actor.connection.outbox import Outbox
 from stagekeeper.v1 import stage_service_pb2 as pb
 
 _MOST_KEPT_NEWS: Final = 1_000
+"""Nobody says which news has arrived when a connection broke, so the last of it are told again; who
+hears something twice knows it by the failure's id."""
 
 
 class Session:
@@ -40,20 +44,22 @@ class Session:
         self._is_same_host = is_same_host
         self._on_over = on_over
         self._outbox: Outbox | None = None
-        self._news: list[pb.RankFailed] = []
+        self._news: deque[pb.RankFailed] = deque(maxlen=_MOST_KEPT_NEWS)
+        self.was_attached = False
+        """It has had a connection: what was spawned under its name is still there."""
         self._last_heard = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
     def attach(self, outbox: Outbox) -> None:
-        """Take a connection; what the owner has not been told leaves on it first."""
+        """Take a connection; what the owner may not have been told leaves on it first."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._outbox = outbox
+        self.was_attached = True
         self.heard()
-        news, self._news = self._news, []
-        for item in news:
-            outbox.put(pb.Frame(failure=item))
+        for news in self._news:
+            outbox.put(pb.Frame(failure=news))
 
     def detach(self, outbox: Outbox) -> None:
         """The connection is gone: on one host so is the process, elsewhere a lease decides."""
@@ -81,10 +87,10 @@ class Session:
         self._last_heard += stalled_s
 
     def push_failure(self, news: pb.RankFailed) -> None:
-        """Tell the process of a rank of its own; kept until it is connected."""
+        """Tell the process of a rank of its own, now and whenever it comes back."""
         if self._outbox is not None:
             self._outbox.put(pb.Frame(failure=news))
-        elif not self.is_over and len(self._news) < _MOST_KEPT_NEWS:
+        if not self.is_over and not self._is_same_host:
             self._news.append(news)
 
     def end(self) -> None:
