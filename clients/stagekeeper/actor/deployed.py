@@ -61,8 +61,11 @@ class StageRank:
         return stream
 
     def cast(self, endpoint: str, payload: Payload) -> None:
-        self._program.links.to(self._place).cast(
-            self._instance_id, endpoint, payload, sender_name()
+        sender = sender_name()
+        self._program.on_loop(
+            lambda: self._program.links.to(self._place).cast(
+                self._instance_id, endpoint, payload, sender
+            )
         )
 
     def _send(self, call: PendingCall, endpoint: str, payload: Payload) -> None:

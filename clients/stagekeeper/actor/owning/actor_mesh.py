@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -285,6 +285,10 @@ class ActorMeshControl:
         if rank.failure is not None:
             failure = replace(failure, causes=(*rank.failure.causes, rank.failure))
         self._failed(rank, failure)
+
+    def on_loop(self, work: Callable[[], object]) -> None:
+        """Run `work` in the loop's thread."""
+        self._program.on_loop(work)
 
     def sought(self, rank: ActorRank) -> None:
         """A call waits for a rank: it is being brought up already."""

@@ -8,6 +8,7 @@ in the order in which they were made, also those made before the rank was up.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -28,6 +29,8 @@ from stagekeeper.actor.place import Place
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.types_pb2 import Payload
 
+_log = logging.getLogger("stagekeeper.actor")
+
 
 class RankState(Enum):
     """How far one incarnation of a rank is."""
@@ -44,6 +47,10 @@ class Keeper(Protocol):
 
     @property
     def mesh_name(self) -> str: ...
+
+    def on_loop(self, work: Callable[[], object]) -> None:
+        """Run `work` in the loop's thread: at once from there, as soon as can be from others."""
+        ...
 
     def sought(self, rank: ActorRank) -> None:
         """A call waits for a rank that is not up, or that failed as far as is known."""
@@ -106,12 +113,15 @@ class ActorRank:
         return stream
 
     def cast(self, endpoint: str, payload: Payload) -> None:
-        """Send a message that is not answered."""
+        """Send a message that is not answered. From any thread: plain code may broadcast."""
         sender = sender_name()
+        self._keeper.on_loop(lambda: self._cast(endpoint, payload, sender))
+
+    def _cast(self, endpoint: str, payload: Payload, sender: str) -> None:
         if self._link is not None:
             self._link.cast(self.actor_id, endpoint, payload, sender)
         elif self.state is RankState.STOPPED:
-            raise MeshStopped(f"{self.name} was stopped: {endpoint} is not sent")
+            _log.warning("%s from %s was for %s, which was stopped", endpoint, sender, self.name)
         elif self.state is RankState.FAILED and not self._is_reference:
             self._keeper.undelivered(self, endpoint, sender)
         else:

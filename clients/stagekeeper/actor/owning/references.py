@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +51,10 @@ class ReferenceKeeper:
         self.is_stopping = False
         self._seeking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_loop(self, work: Callable[[], object]) -> None:
+        """Run `work` in the loop's thread."""
+        self._program.on_loop(work)
 
     def sought(self, rank: ActorRank) -> None:
         """Ask the owner where the ranks are, once for all calls that wait."""
