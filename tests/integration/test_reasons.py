@@ -11,15 +11,18 @@ import pytest
 
 from stagekeeper.core.errors import Reason
 from stagekeeper.core.ids import Epoch
+from stagekeeper.v1 import actor_service_pb2 as actor_pb2
 from stagekeeper.v1 import agent_service_pb2 as agent_pb2
 from stagekeeper.v1 import deployment_service_pb2 as deployment_pb2
 from stagekeeper.v1 import deployment_service_pb2_grpc, types_pb2
+from stagekeeper.v1 import stage_service_pb2 as stage_pb2
 from tests.fakes.agents import agent_in, home_at
 from tests.fakes.fake_agent import FakeAgent
 from tests.fakes.hand_worker import HandWorker, channel_to, shard
 from tests.fakes.overseer import COMMIT, RESERVE, Overseer, plan, stage
 from tests.fakes.supervisors import reigns, spec
 from tests.harness.stage_process import StageProcess
+from tests.harness.tree_process import TOKEN, TreeProcess, tree_process
 from tests.harness.verdicts import verdict_of
 from tests.harness.waiting import wait_for
 
@@ -28,6 +31,9 @@ NOT_GIVEN = {
     Reason.AGENT_UNREACHABLE: "in a plan's refusals, and shown with the worker",
     Reason.NO_REPLICA: "of the SDK and between siblings, before anything is sent",
     Reason.SLOW_DOWN: "not built: a supervisor sets the pace of heartbeats and refuses none",
+    Reason.ACTOR_UNKNOWN: "of calls over Connect; see tests/integration/test_actor_frames.py",
+    Reason.ACTOR_FAILED: "likewise",
+    Reason.ACTOR_STOPPED: "likewise",
     Reason.INTERNAL_BUG: "nobody knows how; see tests/unit/test_server_errors.py",
 }
 """Reasons that no status carries yet, or ever, each with where it is found instead."""
@@ -177,6 +183,27 @@ OF_A_STAGE: Mapping[Reason, Callable[[StageProcess], Awaitable[Any]]] = {
 }
 
 
+async def get_mesh(it: TreeProcess, **fields: Any) -> None:
+    sound = {"token": TOKEN, "mesh_id": "no mesh"}
+    await it.actors.GetMesh(actor_pb2.GetMeshRequest(**{**sound, **fields}), timeout=20)
+
+
+async def connect(it: TreeProcess, **fields: Any) -> None:
+    async with it.connected(**fields):
+        pass
+
+
+OF_A_TREE_PROCESS: Mapping[Reason, Callable[[TreeProcess], Awaitable[Any]]] = {
+    Reason.BAD_FIELD: lambda it: connect(it, lease_s=float("nan")),
+    Reason.BAD_TOKEN: lambda it: get_mesh(it, token="of another tree"),
+    Reason.STALE_ROUTE: lambda it: connect(it, peer_instance_id="another"),
+    Reason.MESH_UNKNOWN: get_mesh,
+    Reason.SESSION_UNKNOWN: lambda it: it.spawn("nobody", "m:Class"),
+    Reason.NOT_ALLOWED: lambda it: it.spawn("nobody", "not_mine:Class"),
+    Reason.NOT_YET: lambda it: it.stages.Call(stage_pb2.CallRequest(), timeout=20),
+}
+
+
 async def provoke(reasons: Mapping[Reason, Callable[[Any], Awaitable[Any]]], it: Any) -> None:
     for reason, refused in reasons.items():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -185,7 +212,13 @@ async def provoke(reasons: Mapping[Reason, Callable[[Any], Awaitable[Any]]], it:
 
 
 def test_every_reason_is_provoked_or_said_not_to_be_given() -> None:
-    provoked = {*OF_A_SUPERVISOR, *OF_A_SUPERVISOR_THAT_RECOVERS, *OF_AN_AGENT, *OF_A_STAGE}
+    provoked = {
+        *OF_A_SUPERVISOR,
+        *OF_A_SUPERVISOR_THAT_RECOVERS,
+        *OF_AN_AGENT,
+        *OF_A_STAGE,
+        *OF_A_TREE_PROCESS,
+    }
 
     assert provoked | set(NOT_GIVEN) == set(Reason)
     assert not provoked & set(NOT_GIVEN)
@@ -217,6 +250,11 @@ async def test_reasons_of_a_stage_have_the_codes_of_the_table():
     async with StageProcess("sample_stages:Echo", max_in_flight=1) as process:
         await process.ready()
         await provoke(OF_A_STAGE, process)
+
+
+async def test_reasons_of_a_process_of_a_tree_have_the_codes_of_the_table():
+    async with tree_process(extra={"allow": '["m.*"]'}) as process:
+        await provoke(OF_A_TREE_PROCESS, process)
 
 
 async def test_shard_out_of_range_is_the_reason_of_its_entry_alone(tmp_path):
