@@ -30,9 +30,9 @@ class ActorServiceStub:
     actor spawned. Each request carries the tree's token.
 
     The codes of every rpc: UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree.
-    INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed. UNAVAILABLE
-    DRAINING: the process is ending. ABORTED STALE_ROUTE: `instance_id` names another start of a
-    process; nothing was done.
+    INVALID_ARGUMENT BAD_FIELD names every wrong field at once; TOO_LARGE: the request is above what is
+    taken of one; nothing was changed. UNAVAILABLE DRAINING: the process is ending. ABORTED STALE_ROUTE:
+    `instance_id` names another start of a process; nothing was done.
     """
 
     def __init__(self, channel):
@@ -68,9 +68,9 @@ class ActorServiceServicer:
     actor spawned. Each request carries the tree's token.
 
     The codes of every rpc: UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree.
-    INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed. UNAVAILABLE
-    DRAINING: the process is ending. ABORTED STALE_ROUTE: `instance_id` names another start of a
-    process; nothing was done.
+    INVALID_ARGUMENT BAD_FIELD names every wrong field at once; TOO_LARGE: the request is above what is
+    taken of one; nothing was changed. UNAVAILABLE DRAINING: the process is ending. ABORTED STALE_ROUTE:
+    `instance_id` names another start of a process; nothing was done.
     """
 
     def SpawnActor(self, request, context):
@@ -79,7 +79,8 @@ class ActorServiceServicer:
         and answers the same.
 
         Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
-        An `__init__` that raises is no error of the call: the answer says what it raised.
+        PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
+        RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,9 +154,9 @@ class ActorService:
     actor spawned. Each request carries the tree's token.
 
     The codes of every rpc: UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree.
-    INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed. UNAVAILABLE
-    DRAINING: the process is ending. ABORTED STALE_ROUTE: `instance_id` names another start of a
-    process; nothing was done.
+    INVALID_ARGUMENT BAD_FIELD names every wrong field at once; TOO_LARGE: the request is above what is
+    taken of one; nothing was changed. UNAVAILABLE DRAINING: the process is ending. ABORTED STALE_ROUTE:
+    `instance_id` names another start of a process; nothing was done.
     """
 
     @staticmethod

@@ -31,9 +31,9 @@ class ActorServiceStub:
     actor spawned. Each request carries the tree's token.
 
     The codes of every rpc: UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree.
-    INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed. UNAVAILABLE
-    DRAINING: the process is ending. ABORTED STALE_ROUTE: `instance_id` names another start of a
-    process; nothing was done.
+    INVALID_ARGUMENT BAD_FIELD names every wrong field at once; TOO_LARGE: the request is above what is
+    taken of one; nothing was changed. UNAVAILABLE DRAINING: the process is ending. ABORTED STALE_ROUTE:
+    `instance_id` names another start of a process; nothing was done.
     """
 
     @_typing.overload
@@ -46,7 +46,8 @@ class ActorServiceStub:
     and answers the same.
 
     Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
-    An `__init__` that raises is no error of the call: the answer says what it raised.
+    PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
+    RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
     """
     StopActor: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
@@ -75,9 +76,9 @@ class ActorServiceAsyncStub(ActorServiceStub):
     actor spawned. Each request carries the tree's token.
 
     The codes of every rpc: UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree.
-    INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed. UNAVAILABLE
-    DRAINING: the process is ending. ABORTED STALE_ROUTE: `instance_id` names another start of a
-    process; nothing was done.
+    INVALID_ARGUMENT BAD_FIELD names every wrong field at once; TOO_LARGE: the request is above what is
+    taken of one; nothing was changed. UNAVAILABLE DRAINING: the process is ending. ABORTED STALE_ROUTE:
+    `instance_id` names another start of a process; nothing was done.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -87,7 +88,8 @@ class ActorServiceAsyncStub(ActorServiceStub):
     and answers the same.
 
     Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
-    An `__init__` that raises is no error of the call: the answer says what it raised.
+    PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
+    RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
     """
     StopActor: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]  # type: ignore[assignment]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
@@ -115,9 +117,9 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
     actor spawned. Each request carries the tree's token.
 
     The codes of every rpc: UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree.
-    INVALID_ARGUMENT BAD_FIELD names every wrong field at once, and nothing was changed. UNAVAILABLE
-    DRAINING: the process is ending. ABORTED STALE_ROUTE: `instance_id` names another start of a
-    process; nothing was done.
+    INVALID_ARGUMENT BAD_FIELD names every wrong field at once; TOO_LARGE: the request is above what is
+    taken of one; nothing was changed. UNAVAILABLE DRAINING: the process is ending. ABORTED STALE_ROUTE:
+    `instance_id` names another start of a process; nothing was done.
     """
 
     @_abc_1.abstractmethod
@@ -131,7 +133,8 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
         and answers the same.
 
         Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
-        An `__init__` that raises is no error of the call: the answer says what it raised.
+        PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
+        RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
         """
 
     @_abc_1.abstractmethod

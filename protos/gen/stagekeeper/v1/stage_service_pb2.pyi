@@ -183,8 +183,8 @@ Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """One thing said on a connection. `call` and `cancel` go to who serves, `reply`, `error` and `failure`
-    come from there; `hello` and `beat` go both ways.
+    """One thing said on a connection. `call` and `cancel` go to who serves, `reply` and `error` come from
+    there; `hello`, `failure` and `beat` go both ways.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -36,7 +36,8 @@ class StageServiceStub:
     endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
     30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
-    CANCELLED: the endpoint was told and may have run.
+    CANCELLED: the endpoint was told and may have run. UNIMPLEMENTED NOT_YET: a process of an actor tree
+    is called over Connect alone.
     """
 
     def __init__(self, channel):
@@ -73,7 +74,8 @@ class StageServiceServicer:
     endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
     30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
-    CANCELLED: the endpoint was told and may have run.
+    CANCELLED: the endpoint was told and may have run. UNIMPLEMENTED NOT_YET: a process of an actor tree
+    is called over Connect alone.
     """
 
     def Call(self, request, context):
@@ -99,13 +101,15 @@ class StageServiceServicer:
         The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
         at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
         for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-        call is refused with comes back in its `error` frame, with the reasons listed above; the stream
-        goes on.
+        call is refused with comes back in its `error` frame, with the reasons listed above, and those of
+        actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
+        ACTOR_UNKNOWN. The stream goes on.
 
         Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
         of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
-        DRAINING: it is ending.
+        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
+        RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
+        is ending.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,7 +152,8 @@ class StageService:
     endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
     30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
-    CANCELLED: the endpoint was told and may have run.
+    CANCELLED: the endpoint was told and may have run. UNIMPLEMENTED NOT_YET: a process of an actor tree
+    is called over Connect alone.
     """
 
     @staticmethod

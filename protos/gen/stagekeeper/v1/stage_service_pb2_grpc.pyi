@@ -39,7 +39,8 @@ class StageServiceStub:
     endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
     30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
-    CANCELLED: the endpoint was told and may have run.
+    CANCELLED: the endpoint was told and may have run. UNIMPLEMENTED NOT_YET: a process of an actor tree
+    is called over Connect alone.
     """
 
     @_typing.overload
@@ -59,13 +60,15 @@ class StageServiceStub:
     The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
     at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
     for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-    call is refused with comes back in its `error` frame, with the reasons listed above; the stream
-    goes on.
+    call is refused with comes back in its `error` frame, with the reasons listed above, and those of
+    actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
+    ACTOR_UNKNOWN. The stream goes on.
 
     Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
     of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
-    DRAINING: it is ending.
+    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
+    RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
+    is ending.
     """
 
 @_typing.type_check_only
@@ -80,7 +83,8 @@ class StageServiceAsyncStub(StageServiceStub):
     endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
     30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
-    CANCELLED: the endpoint was told and may have run.
+    CANCELLED: the endpoint was told and may have run. UNIMPLEMENTED NOT_YET: a process of an actor tree
+    is called over Connect alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -97,13 +101,15 @@ class StageServiceAsyncStub(StageServiceStub):
     The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
     at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
     for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-    call is refused with comes back in its `error` frame, with the reasons listed above; the stream
-    goes on.
+    call is refused with comes back in its `error` frame, with the reasons listed above, and those of
+    actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
+    ACTOR_UNKNOWN. The stream goes on.
 
     Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
     of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
-    DRAINING: it is ending.
+    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
+    RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
+    is ending.
     """
 
 class StageServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -117,7 +123,8 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
     endpoint's parameters; nothing was executed. INVALID_ARGUMENT TOO_LARGE: the payload is above
     30 MiB; nothing was executed. UNKNOWN ENDPOINT_RAISED (metadata `type`,
     `traceback`, `rank`): the endpoint ran and raised; look at its code. DEADLINE_EXCEEDED,
-    CANCELLED: the endpoint was told and may have run.
+    CANCELLED: the endpoint was told and may have run. UNIMPLEMENTED NOT_YET: a process of an actor tree
+    is called over Connect alone.
     """
 
     @_abc_1.abstractmethod
@@ -150,13 +157,15 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
         at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
         for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-        call is refused with comes back in its `error` frame, with the reasons listed above; the stream
-        goes on.
+        call is refused with comes back in its `error` frame, with the reasons listed above, and those of
+        actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
+        ACTOR_UNKNOWN. The stream goes on.
 
         Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
         of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant. UNAVAILABLE
-        DRAINING: it is ending.
+        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
+        RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
+        is ending.
         """
 
 def add_StageServiceServicer_to_server(servicer: StageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
