@@ -277,7 +277,7 @@ def current_program() -> Program:
     if _current is None:
         raise RuntimeError(
             "no actor tree has its root in this process: wrap the code in "
-            "`async with stagekeeper.actor.tree_root():`"
+            "`async with stagekeeper.actor.root():`"
         )
     return _current
 
