@@ -80,7 +80,8 @@ class ActorServiceServicer:
 
         Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
         PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
-        RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
+        RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that
+        raises is no error of the call: the answer says what it raised.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,8 @@ class ActorServiceStub:
 
     Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
     PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
-    RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
+    RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that
+    raises is no error of the call: the answer says what it raised.
     """
     StopActor: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
@@ -89,7 +90,8 @@ class ActorServiceAsyncStub(ActorServiceStub):
 
     Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
     PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
-    RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
+    RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that
+    raises is no error of the call: the answer says what it raised.
     """
     StopActor: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]  # type: ignore[assignment]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
@@ -134,7 +136,8 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Codes: those above. NOT_FOUND SESSION_UNKNOWN: no connection with that session; connect first.
         PERMISSION_DENIED NOT_ALLOWED: the agent of this host allows no such class (`--allow`).
-        RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that raises is no error of the call: the answer says what it raised.
+        RESOURCE_EXHAUSTED ADMISSION_REFUSED: the process has as many actors as it takes. An `__init__` that
+        raises is no error of the call: the answer says what it raised.
         """
 
     @_abc_1.abstractmethod

@@ -272,7 +272,9 @@ class Hello(_message.Message):
     """The process that is meant; empty means whoever listens there."""
     session_id: _builtins.str
     """The actors that were spawned with this name end when the connection has been broken for the lease,
-    unless a new one says the same. Empty: the speaker owns nothing there.
+    unless a new one says the same. Empty: the speaker owns nothing there. In the answer: the same when
+    such a connection was there before, so that all is as it was; empty when this is the first, or the
+    session is over, and its actors with it.
     """
     lease_s: _builtins.float
     """Silence of this length is a stall, or, when the connection is broken, the end of the session."""

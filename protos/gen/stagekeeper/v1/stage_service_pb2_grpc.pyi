@@ -59,16 +59,24 @@ class StageServiceStub:
 
     The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
     at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
-    for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-    call is refused with comes back in its `error` frame, with the reasons listed above, and those of
-    actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
-    ACTOR_UNKNOWN. The stream goes on.
+    for the lease takes the other for stalled; the end of the stream ends every call on it: those that
+    had been sent may have run. Between hosts the caller may come back within the lease, and finds its
+    actors as they were.
 
-    Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
-    of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
-    RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
-    is ending.
+    What a call is refused with comes back in its `error` frame, with the reasons listed above; the
+    stream goes on, and so do the calls of others. Besides: BAD_FIELD: the frame is wrong, and nothing
+    was executed; with frame_id 0 where it wants no answer, or has the number of a call under way.
+    TOO_MANY_CALLS: 65,536 calls of this connection are under way. ACTOR_UNKNOWN: there is no actor of
+    this id here, and none is remembered; nothing was executed. ACTOR_STOPPED: it was stopped as asked;
+    nothing was executed, unless the metadata say `had_begun`. ACTOR_FAILED: it has failed, with the
+    failure that its owner is told of; the call may have run in part. Frames of kinds that this end does
+    not take, and those of a later release, are passed over.
+
+    Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, a field of
+    it is wrong (every one is named), or a message has more than 1,024 frames, of which none was read.
+    UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree. ABORTED STALE_ROUTE: the process that
+    answers is not the one that was meant. RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections
+    as it takes. UNAVAILABLE DRAINING: it is ending.
     """
 
 @_typing.type_check_only
@@ -100,16 +108,24 @@ class StageServiceAsyncStub(StageServiceStub):
 
     The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
     at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
-    for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-    call is refused with comes back in its `error` frame, with the reasons listed above, and those of
-    actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
-    ACTOR_UNKNOWN. The stream goes on.
+    for the lease takes the other for stalled; the end of the stream ends every call on it: those that
+    had been sent may have run. Between hosts the caller may come back within the lease, and finds its
+    actors as they were.
 
-    Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
-    of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-    tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
-    RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
-    is ending.
+    What a call is refused with comes back in its `error` frame, with the reasons listed above; the
+    stream goes on, and so do the calls of others. Besides: BAD_FIELD: the frame is wrong, and nothing
+    was executed; with frame_id 0 where it wants no answer, or has the number of a call under way.
+    TOO_MANY_CALLS: 65,536 calls of this connection are under way. ACTOR_UNKNOWN: there is no actor of
+    this id here, and none is remembered; nothing was executed. ACTOR_STOPPED: it was stopped as asked;
+    nothing was executed, unless the metadata say `had_begun`. ACTOR_FAILED: it has failed, with the
+    failure that its owner is told of; the call may have run in part. Frames of kinds that this end does
+    not take, and those of a later release, are passed over.
+
+    Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, a field of
+    it is wrong (every one is named), or a message has more than 1,024 frames, of which none was read.
+    UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree. ABORTED STALE_ROUTE: the process that
+    answers is not the one that was meant. RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections
+    as it takes. UNAVAILABLE DRAINING: it is ending.
     """
 
 class StageServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -156,16 +172,24 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
 
         The first frame each way is `hello`. Until then nothing else is read. From then on both ends send
         at least one frame per `beat_s`, a `beat` when there is nothing else. An end that has heard nothing
-        for the lease takes the other for stalled; the end of the stream ends every call on it. What a
-        call is refused with comes back in its `error` frame, with the reasons listed above, and those of
-        actors: ACTOR_FAILED (`failure` is what its owner is told), ACTOR_STOPPED (metadata `had_begun`),
-        ACTOR_UNKNOWN. The stream goes on.
+        for the lease takes the other for stalled; the end of the stream ends every call on it: those that
+        had been sent may have run. Between hosts the caller may come back within the lease, and finds its
+        actors as they were.
 
-        Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, or a field
-        of one is wrong; the message says which. UNAUTHENTICATED BAD_TOKEN: the token is not that of the
-        tree. ABORTED STALE_ROUTE: the process that answers is not the one that was meant.
-        RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections as it takes. UNAVAILABLE DRAINING: it
-        is ending.
+        What a call is refused with comes back in its `error` frame, with the reasons listed above; the
+        stream goes on, and so do the calls of others. Besides: BAD_FIELD: the frame is wrong, and nothing
+        was executed; with frame_id 0 where it wants no answer, or has the number of a call under way.
+        TOO_MANY_CALLS: 65,536 calls of this connection are under way. ACTOR_UNKNOWN: there is no actor of
+        this id here, and none is remembered; nothing was executed. ACTOR_STOPPED: it was stopped as asked;
+        nothing was executed, unless the metadata say `had_begun`. ACTOR_FAILED: it has failed, with the
+        failure that its owner is told of; the call may have run in part. Frames of kinds that this end does
+        not take, and those of a later release, are passed over.
+
+        Codes of the stream itself: INVALID_ARGUMENT BAD_FIELD: the first frame is no `hello`, a field of
+        it is wrong (every one is named), or a message has more than 1,024 frames, of which none was read.
+        UNAUTHENTICATED BAD_TOKEN: the token is not that of the tree. ABORTED STALE_ROUTE: the process that
+        answers is not the one that was meant. RESOURCE_EXHAUSTED TOO_MANY_CALLS: it has as many connections
+        as it takes. UNAVAILABLE DRAINING: it is ending.
         """
 
 def add_StageServiceServicer_to_server(servicer: StageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
