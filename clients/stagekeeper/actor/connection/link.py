@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
@@ -115,6 +115,37 @@ def fail_call(call: PendingCall, error: BaseException) -> None:
         call.exception()  # whoever awaits it gets it all the same; a lost one is no news here
 
 
+class OtherEnd:
+    """ActorService of the other process, over the connection and as long as that."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        stub = actor_service_pb2_grpc.ActorServiceStub(channel)
+        self.SpawnActor = _call_over(stub.SpawnActor)
+        self.StopActor = _call_over(stub.StopActor)
+        self.GetMesh = _call_over(stub.GetMesh)
+        self.RespawnProcs = _call_over(stub.RespawnProcs)
+
+
+def _call_over(call: Any) -> Callable[..., Awaitable[Any]]:
+    """Have a call raise ConnectionError when the connection ends under it.
+
+    gRPC cancels what is under way on a channel that is closed, which would look as if the caller
+    itself were to end.
+    """
+
+    async def ask(request: Any, *, timeout: float | None = None) -> Any:
+        try:
+            return await call(request, timeout=timeout)
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            raise ConnectionError("the connection broke") from None
+        except grpc.aio.UsageError as error:  # it was closed before
+            raise ConnectionError(str(error)) from None
+
+    return ask
+
+
 class Link:
     """The stream to one process. For the loop's thread only.
 
@@ -146,7 +177,7 @@ class Link:
         self._on_silence = on_silence
         self._on_broken = on_broken
         self._channel = grpc.aio.insecure_channel(place.address, options=CLIENT_OPTIONS)
-        self.actors = actor_service_pb2_grpc.ActorServiceStub(self._channel)
+        self.actors = OtherEnd(self._channel)
         self._outbox = Outbox()
         self._pending: dict[int, tuple[PendingCall, Caller]] = {}
         # Weak: of one to whom nobody refers any more only the calls under way count.

@@ -453,6 +453,8 @@ class ActorMeshControl:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
+        except ConnectionError:
+            pass
         # Its process is gone, and the news of how it ended is on the way.
         end = await self._procs.end_of(rank.place)
         if end is not None and rank.failure is None:
