@@ -216,6 +216,17 @@ async def test_arguments_that_cannot_travel_fail_at_the_sender(tree):
     assert await worker.taken.call_one() == [1]
 
 
+async def test_whoever_stops_waiting_for_a_call_ends_it(tree, journal):
+    worker = this_proc().spawn("worker", Worker, "worker", journal.path)
+    call = asyncio.create_task(worker.nap.call_one(LONG_S))
+    await journal.has("worker naps")
+
+    call.cancel()
+
+    await journal.has("worker woken")
+    assert await worker.add.call_one(1, 2) == 3
+
+
 # --- failures and their owners
 
 
@@ -592,6 +603,22 @@ async def test_messages_that_are_there_run_within_the_budget(tree, journal, gate
     assert report.is_clean and report.unrun == []
     assert await asyncio.gather(*calls) == ["one", "two"]
     assert journal.lines[-1] == "three ends"
+
+
+async def test_an_error_of_a_message_that_runs_during_a_stop_is_not_lost(tree, journal, gate):
+    worker = this_proc().spawn("worker", PlainWorker, journal.path)
+    first = asyncio.create_task(worker.work.call_one("one", str(gate)))
+    await journal.has("one begins")
+    worker.fail.broadcast("at the last moment")
+    stop = asyncio.create_task(worker.stop(LONG_S))
+    await asyncio.sleep(0.05)
+    gate.touch()
+
+    await asyncio.wait_for(stop, LONG_S)
+
+    failure = await tree.faults.one()
+    assert failure.kind == FailureKind.BROADCAST_RAISED and failure.mesh is worker
+    assert await first == "one"
 
 
 async def test_only_the_owner_stops_a_mesh_and_only_whole(tree, procs):

@@ -221,6 +221,10 @@ class PlainWorker(Actor):
         return int(context().wait(mesh.add.call_one(x, y), 30))
 
     @endpoint
+    def fail(self, message: str) -> None:
+        raise ValueError(message)
+
+    @endpoint
     def leave(self, code: int) -> None:
         sys.exit(code)
 

@@ -1,0 +1,91 @@
+"""Processes of actor trees that live and do nothing: told apart from those that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from stagekeeper.actor import Died, FailureKind, ProcMesh
+from tests.harness.actor_trees import SOON_S, Tree, a_root, all_gone, frozen
+from tests.stages.actor_cases import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LEASE_S = 0.5
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def root_tree() -> AsyncIterator[Tree]:
+    async with a_root(lease_s=LEASE_S) as tree:
+        await tree.shared(1)
+        yield tree
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tree(root_tree: Tree) -> AsyncIterator[Tree]:
+    yield root_tree
+    await root_tree.clear()
+
+
+@pytest.fixture
+def procs(tree: Tree) -> ProcMesh:
+    assert tree.procs is not None
+    return tree.procs
+
+
+async def test_a_frozen_process_is_stalled_until_it_runs_again(tree, procs):
+    worker = procs.spawn("worker", Worker)
+    pid = (await worker.where.call_one())["pid"]
+    with frozen(pid):
+        call = asyncio.create_task(worker.add.call_one(1, 2))
+        failure = await tree.faults.one()
+
+        assert failure.kind == FailureKind.STALLED and failure.mesh is worker
+        assert (failure.detected_by, failure.pid, failure.exit) == ("beat", pid, None)
+        assert f"process {pid} gave no sign of life" in str(failure)
+        assert dict(worker.failures) == {} and not call.done()
+
+    assert await asyncio.wait_for(call, SOON_S) == 3
+    # Its end is another failure, of another id.
+    os.kill(pid, signal.SIGKILL)
+    end = await tree.faults.one()
+    assert end.kind == FailureKind.SIGNALED and end.id != failure.id
+
+
+async def test_a_process_whose_loop_is_blocked_is_stalled_and_told_once(tree, procs):
+    worker = procs.spawn("worker", Worker)
+    await worker.ready(60)
+
+    blocked = asyncio.create_task(worker.stop_the_loop.call_one(3 * LEASE_S))
+
+    assert (await tree.faults.one()).kind == FailureKind.STALLED
+    await asyncio.wait_for(blocked, SOON_S)
+    assert await worker.add.call_one(1, 2) == 3
+
+
+async def test_a_respawn_ends_the_frozen_process_with_all_that_it_started(tree, procs):
+    worker, beside = procs.spawn("worker", Worker), procs.spawn("beside", Worker)
+    pids = [(await worker.where.call_one())["pid"], await worker.start_grandchild.call_one()]
+    call = asyncio.create_task(worker.nap.call_one(60))
+    await asyncio.sleep(0.05)
+    with frozen(pids[0]):
+        failures = {it.mesh_name: it for it in [await tree.faults.one() for _ in range(2)]}
+        assert len({failure.id for failure in failures.values()}) == 1
+
+        await failures["worker"].respawn()
+
+        await all_gone(pids)
+    with pytest.raises(Died) as caught:
+        await asyncio.wait_for(call, SOON_S)
+    assert caught.value.failure_id == failures["worker"].id
+    assert (await worker.where.call_one())["incarnation"] == 2
+    # The other mesh in the process had been told of the stall; of its end it is told as well.
+    end = await tree.faults.one()
+    assert end.mesh is beside and end.kind == FailureKind.SIGNALED
+    await end.respawn()
+    assert await beside.add.call_one(1, 2) == 3
