@@ -14,6 +14,7 @@ import pytest
 
 import stagekeeper.actor as actor
 from stagekeeper.actor import FailureKind, MeshFailure, StopReport, root, this_host
+from stagekeeper.actor.class_rules import MESH_NAMES
 from tests.harness.cluster import Cluster
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "actors.md"
@@ -99,6 +100,10 @@ def test_tables_of_the_document_have_what_there_is() -> None:
     assert told == there - of_others
     told = rows("report.is_clean and") - {"StopReport"}
     assert told == set(StopReport.__dataclass_fields__)
+    (listed,) = re.findall(
+        r"none of the names of a mesh:\n(.*?)\.\n", DOCUMENT.read_text(), re.DOTALL
+    )
+    assert set(re.findall(r"`(\w+)`", listed)) == MESH_NAMES
     told = rows("## In an actor") - {"context"}
     of_stages = {"deadline", "remaining_s"}
     of_those_who_run = {"place", "cancel", "end"}
