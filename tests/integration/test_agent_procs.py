@@ -202,9 +202,9 @@ async def test_processes_end_with_their_agent_in_order_or_by_the_kernel(overseer
         grandchild = await grandchild_of(home, b)
         await agent.kill()
         await wait_for(lambda: not lives(up.pid), "the process dies with its agent", within_s=5)
+        await wait_for(lambda: not lives(grandchild), "so does what it had started", within_s=5)
     agent = await AgentProcess.start(home, proc_module=STAND_IN)
     await overseer.hears(lambda it: it.incarnation == 3, "its next life registers")
-    assert not lives(grandchild), "what it had started ended before that"
     assert not list((home.path / "s/agents/w/procs").iterdir())
     stale = request(b, incarnation=2)
     assert await refusal(overseer, stale) == Reason.STALE_INCARNATION

@@ -23,7 +23,7 @@ import stagekeeper.actor as public
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.mesh import ActorMesh
 from stagekeeper.actor.tree_root import Root, root
-from stagekeeper.host.process import boot_id, identity_of
+from stagekeeper.host.process import host_boot_id, identity_of
 
 __all__ = ["TestTree", "assert_path", "tree"]
 
@@ -109,7 +109,7 @@ class TestTree:
             raise TypeError(f"a mesh of actors has ranks to signal, not {mesh!r:.80}")
         places = await mesh.places(WAIT_LIMIT_S)
         for rank, place in places.items():
-            if place.boot_id != boot_id() or not place.pid or identity_of(place.pid) is None:
+            if place.boot_id != host_boot_id() or not place.pid or identity_of(place.pid) is None:
                 raise ValueError(f"{mesh.name}[{rank}] has no process on this host")
             if place.pid == os.getpid():
                 raise ValueError(f"{mesh.name}[{rank}] is in this very process")

@@ -32,7 +32,7 @@ from stagekeeper.actor.program import (
     has_current_program,
     set_current_program,
 )
-from stagekeeper.host.process import boot_id
+from stagekeeper.host.process import host_boot_id
 from stagekeeper.host.server import check_loopback
 from stagekeeper.host.warden import Warden, start_warden
 
@@ -83,7 +83,7 @@ class Root:
             instance_id=instance_id,
             tree_path=f"{uuid.uuid4()}/{instance_id}",
             token=secrets.token_urlsafe(32),
-            boot_id=boot_id(),
+            boot_id=host_boot_id(),
             lease_s=self._lease_s,
             listen_host=self._listen_host,
         )

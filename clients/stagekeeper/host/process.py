@@ -24,6 +24,8 @@ from typing import Final, Self
 
 from stagekeeper.host import proc_table
 
+HOST_BOOT_ENV: Final = "STAGEKEEPER_HOST_BOOT"
+
 _PROC: Final = Path("/proc")
 
 
@@ -56,6 +58,15 @@ class ProcessStat:
 def boot_id() -> str:
     """Return what tells this boot of the host from every other: ticks count from its start."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def host_boot_id() -> str:
+    """Return what tells this host, since it booted, from every other: `boot_id` as a rule.
+
+    Machines that were resumed from one snapshot have the same one; there the environment says
+    another, the same to all programs of a host.
+    """
+    return os.environ.get(HOST_BOOT_ENV) or boot_id()
 
 
 def read_stat(pid: int) -> ProcessStat | None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from stagekeeper.agent import agent_service
+from stagekeeper.agent.actor_warden import ActorWarden
 from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
@@ -133,6 +134,8 @@ class Agent:
             self._surroundings = await asyncio.to_thread(look_around)
             self._proc_starter = ProcStarter(settings)
             await self._proc_starter.sweep_left()
+            self._warden = ActorWarden(self._proc_starter.life_place, self._owner)
+            self._proc_starter.before_start = self._warden.watch
             await self._take_over()
             await self._serve()
         except BaseException:
@@ -161,6 +164,7 @@ class Agent:
             await self._session.flush(_FLUSH_S)
         self._session_task.cancel()
         await asyncio.wait({self._session_task})
+        await self._warden.end()
         await self._server.stop(0.5)
         await self._let_go()
 

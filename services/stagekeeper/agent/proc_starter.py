@@ -2,7 +2,8 @@
 
 Decided here: its environment, its folder, its place in the tree of what this agent has started. The
 place begins with the agent's own mark, which is the same in all of its lives: whatever carries it
-is this agent's to end. Not decided here: when one is started, and what its end means (`proc_set`).
+is this agent's to end; behind it comes the life. Not decided here: when one is started, and what
+its end means (`proc_set`).
 
 Invariant: after `sweep_left` nothing of an earlier life's processes for actors runs.
 """
@@ -14,6 +15,8 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +27,7 @@ from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.core.procs import ProcsWanted
 from stagekeeper.host.proc_launch import LaunchedProc, ProcLaunch, launch
-from stagekeeper.host.process import boot_id
+from stagekeeper.host.process import host_boot_id
 from stagekeeper.host.tree_sweep import sweep
 from stagekeeper.runtime.private_folder import make_private_folder
 
@@ -39,15 +42,22 @@ _MARK_BYTES: Final = 8
 
 
 class ProcStarter:
-    """Starts the processes for actors of one agent."""
+    """Starts the processes for actors of one agent.
+
+    Attributes:
+        life_place: whatever this life starts is below it.
+    """
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._folder = settings.directory.procs
-        self._boot_id = boot_id()
+        self._boot_id = host_boot_id()
         root = os.path.realpath(settings.directory.root)
         mark = hashlib.blake2b(os.fsencode(root), digest_size=_MARK_BYTES).hexdigest()
         self._mark = f"agent-{mark}"
+        self.life_place = f"{self._mark}/{uuid.uuid4().hex[: 2 * _MARK_BYTES]}"
+        self.before_start: Callable[[], None] = lambda: None
+        """Called before each start of a process."""
 
     @property
     def boot_id(self) -> str:
@@ -75,9 +85,10 @@ class ProcStarter:
 
         Raises:
             ProcNotStarted: it did not come up, and nothing is left of it.
-            OSError: its folder cannot be made.
+            OSError: its folder cannot be made, or nobody would end what it starts.
         """
         settings, folder = self._settings, self._folder / instance_id
+        self.before_start()
         make_private_folder(folder)
         spec = ProcLaunch(
             instance_id=instance_id,
@@ -116,7 +127,7 @@ class ProcStarter:
         _remove(self._folder / instance_id)
 
     def _place(self, instance_id: InstanceId) -> str:
-        return f"{self._mark}/{instance_id}"
+        return f"{self.life_place}/{instance_id}"
 
     def _environment(self, wanted: ProcsWanted, folder: Path) -> dict[str, str]:
         env = passed_on(self._settings.pythonpath)
