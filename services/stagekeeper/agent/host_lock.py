@@ -13,15 +13,12 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import struct
 from pathlib import Path
 from typing import Final, Self
 
 from stagekeeper.agent.directory import file_name
 from stagekeeper.core.ids import WorkerId
-
-# struct flock of Linux on 64 bits: type, whence, start, length, pid.
-_FLOCK: Final = struct.Struct("hhqqi")
+from stagekeeper.runtime.lock_file import holder_pid, is_still_there, open_lock_file
 
 HOST_LOCK_DIR: Final = Path("/run/lock/stagekeeper")
 
@@ -52,12 +49,12 @@ class FileLock:
             LockHeld: naming the holder.
             OSError: the file can neither be made nor opened for writing.
         """
-        descriptor = _open_or_make(path)
+        descriptor = open_lock_file(path)
         try:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                pid = _holder(descriptor)
+                pid = holder_pid(descriptor) or None
                 by = f"by process {pid}" if pid else "by another process"
                 raise LockHeld(f"{what} is held {by} ({path})", pid) from error
         except BaseException:
@@ -93,14 +90,14 @@ class TurnLock:
         """
         while True:
             if self._descriptor < 0:
-                self._descriptor = _open_or_make(self.path)
+                self._descriptor = open_lock_file(self.path)
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise self._held() from error
             except PermissionError as error:  # what some file systems say instead
                 raise self._held() from error
-            if self._is_still_there():
+            if is_still_there(self._descriptor, self.path):
                 return
             self.close()  # somebody removed it, and others lock the one that is there now
 
@@ -115,17 +112,9 @@ class TurnLock:
             self._descriptor = -1
 
     def _held(self) -> LockHeld:
-        pid = _holder(self._descriptor)
+        pid = holder_pid(self._descriptor) or None
         by = f"by process {pid}" if pid else "by another process"
         return LockHeld(f"{self._what} is held {by} ({self.path})", pid)
-
-    def _is_still_there(self) -> bool:
-        own = os.fstat(self._descriptor)
-        try:
-            there = self.path.lstat()
-        except FileNotFoundError:
-            return False
-        return (own.st_ino, own.st_dev) == (there.st_ino, there.st_dev)
 
 
 def holder_of(path: Path) -> int | None:
@@ -141,38 +130,9 @@ def holder_of(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        kind, pid = _query(descriptor)
+        return holder_pid(descriptor)
     finally:
         os.close(descriptor)
-    return None if kind == fcntl.F_UNLCK else max(0, pid)
-
-
-def _holder(descriptor: int) -> int | None:
-    kind, pid = _query(descriptor)
-    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
-
-
-def _query(descriptor: int) -> tuple[int, int]:
-    """Ask the kernel what would keep us from locking a file: its kind and its holder."""
-    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
-    return kind, pid
-
-
-def _open_or_make(path: Path) -> int:
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        # Without O_CREAT, which the kernel refuses for another user's file in a sticky folder.
-        descriptor = os.open(path, flags)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise PermissionError(f"{path} is no regular file") from None
-        return descriptor
-    # Others of this host must be able to open it too, whatever the umask says.
-    os.fchmod(descriptor, 0o666)
-    return descriptor
 
 
 def default_lock_dir() -> Path:
