@@ -12,7 +12,8 @@ from stagekeeper.runtime.launch import Launch, LaunchDevice
 from stagekeeper.stage import Stage, StageContext, phases
 from stagekeeper.stage.activity import Activity
 from stagekeeper.stage.memory import HostMemoryMeter, MemoryMeter
-from stagekeeper.stage.phases import BudgetExceeded, PhaseRunner
+from stagekeeper.stage.memory_account import BudgetExceeded
+from stagekeeper.stage.phases import PhaseRunner
 from stagekeeper.stage.stage import make_stage
 from stagekeeper.stage.vitals import Vitals, failure_from, is_out_of_memory, one_line
 
@@ -32,8 +33,8 @@ def launch(entrypoint: str, *budgets: int, args_json: str = "{}") -> Launch:
             for n, b in enumerate(budgets)
         ],
         control_socket="unused",
-        run_dir="unused",
-        cache_dir="unused",
+        run_dir="/nonexistent/run",
+        cache_dir="/nonexistent/cache",
     )
 
 

@@ -18,6 +18,7 @@ from stagekeeper.agent.host_lock import default_lock_dir
 from stagekeeper.core.ids import ClusterName, WorkerId
 from stagekeeper.host.proc_launch import PROC_MODULE
 from stagekeeper.host.server import check_loopback, split_address
+from stagekeeper.runtime.phase_lock import DEFAULT_LIMIT_S
 from stagekeeper.runtime.retry import Backoff
 from stagekeeper.wire.stable_endpoint import DEFAULT_ENDPOINT
 
@@ -61,6 +62,8 @@ class AgentSettings:
         memory_wait_s: how long the driver may take to give back the memory of an ended stage; what
             the stage claimed is free after that, whatever the driver says.
         max_loads: stages of this agent that may be in LOAD at once; None is no limit.
+        lock_limit_s: a stage that waits for the phase lock of its cards fails when whoever holds it
+            has made no progress for so long.
         max_wait_s: the agent ends if it has found no supervisor by then; None is for ever.
         heartbeat_timeout_s: a heartbeat without an answer for so long has failed.
         register_timeout_s: the same for a registration, beside the time that its bytes need. Half
@@ -89,6 +92,7 @@ class AgentSettings:
     rollback_budget_s: float = 3.0
     memory_wait_s: float = 10.0
     max_loads: int | None = None
+    lock_limit_s: float = DEFAULT_LIMIT_S
     max_wait_s: float | None = None
     heartbeat_timeout_s: float = 2.0
     register_timeout_s: float = 5.0
@@ -151,6 +155,7 @@ class AgentSettings:
             ("busy_after_s", self.busy_after_s),
             ("device_deadline_s", self.device_deadline_s),
             ("device_interval_s", self.device_interval_s),
+            ("lock_limit_s", self.lock_limit_s),
         ):
             if not seconds > 0:
                 yield f"{name} {seconds} is not above 0"

@@ -127,12 +127,23 @@ class Spawner:
             control_socket=str(directory.socket(instance_id)),
             run_dir=str(directory.run_dir(instance_id)),
             cache_dir=str(directory.cache),
+            lock_dir=str(self._settings.lock_dir.absolute()),
+            lock_limit_s=self._settings.lock_limit_s,
         )
 
     def _launch_device(self, start: StageStart, device_id: DeviceId) -> LaunchDevice:
         total_bytes, need = self._ledger.total_bytes(device_id), start.spec.memory
-        reserved = 0 if need is None else need.on_card(total_bytes) - need.reserve_bytes
-        return LaunchDevice(device_id, self._devices[device_id].kind, reserved, total_bytes)
+        device = self._devices[device_id]
+        reserve_bytes = 0 if need is None else need.reserve_bytes
+        return LaunchDevice(
+            device_id=device_id,
+            kind=device.kind,
+            budget_bytes=0 if need is None else need.on_card(total_bytes) - reserve_bytes,
+            total_bytes=total_bytes,
+            reserve_bytes=reserve_bytes,
+            model=device.model,
+            lock_domain_id=device.lock_domain_id,
+        )
 
     def _shard(
         self, plan: OperationPlan, start: StageStart, instance_id: InstanceId

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stagekeeper.core.states import Phase
+from stagekeeper.runtime.phase_lock import DEFAULT_LIMIT_S
 
 INSTANCE_ENV = "STAGEKEEPER_INSTANCE_ID"
 """Set in a stage process and inherited by all that it starts: how its processes are told apart."""
@@ -34,6 +35,11 @@ class LaunchDevice(msgspec.Struct, frozen=True):
     kind: str
     budget_bytes: int
     total_bytes: int
+    reserve_bytes: int = 0
+    """Set aside beside the budget, for what lies outside of the model's own accounting."""
+    model: str = ""
+    lock_domain_id: str = ""
+    """The card as all agents of the host name it: its phase lock is taken under that name."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +64,24 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     control_socket: str
     run_dir: str
     cache_dir: str
+    lock_dir: str = ""
+    """The host's folder for locks; empty where nobody else can be on the cards, as in a test."""
+    lock_limit_s: float = DEFAULT_LIMIT_S
+    """How long the phase lock is waited for while whoever holds it makes no progress."""
+    skips_measure: bool = False
+    """A profile that an earlier start measured may stand in for MEASURE."""
+
+    @property
+    def lock_domains(self) -> tuple[str, ...]:
+        """The cards whose phase lock the stage takes."""
+        if not self.lock_dir:
+            return ()
+        return tuple(device.lock_domain_id or device.device_id for device in self.devices)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is set aside for the stage beside its budget, on the card where it is least."""
+        return min((device.reserve_bytes for device in self.devices), default=0)
 
     @property
     def budget_bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs: the peak resident set becomes the present one
@@ -27,6 +27,15 @@ class MemoryMeter(Protocol):
 
     def peak_bytes(self) -> int:
         """Return the most that was in use since `reset_peak`."""
+        ...
+
+
+@runtime_checkable
+class HoldsMemory(Protocol):
+    """A meter that also knows what this process keeps from others without using it."""
+
+    def held_bytes(self) -> int:
+        """Return what is in use now, and what is kept to be used again."""
         ...
 
 

@@ -1,29 +1,36 @@
 """From a launch file to a stage that can serve: its class, then LOAD, MEASURE, ALLOCATE, CAPTURE.
 
-Decided here: the order, where each phase runs, what `allocate` gets, and when a stage has used more
-than it was given. Not decided here: what follows a failure (host). Invariant: the plain phases of
-a stage all run in one thread: what they set up (a CUDA stream, inference mode) may belong to it.
+Decided here: the order, where each phase runs, how each has the phase lock of the cards, what
+`allocate` gets, and when a stage has used more than it was given. Not decided here: what follows a
+failure (host). Invariants: the plain phases of a stage all run in one thread: what they set up (a
+CUDA stream, inference mode) may belong to it. From the memory baseline to the end of ALLOCATE
+nobody else who keeps to the lock moves memory on the cards.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
+from stagekeeper.actor import context
 from stagekeeper.actor.call_context import enter_call, leave_call
 from stagekeeper.core.states import Phase
 from stagekeeper.runtime.launch import Launch, note_phase
+from stagekeeper.runtime.phase_lock import LOOK_S, Hold, Mode, PhaseLock, Wait
 from stagekeeper.stage.activity import Activity, Work
+from stagekeeper.stage.memory_account import StageMemory
 from stagekeeper.stage.stage import Stage, StageHooks, make_stage
-from stagekeeper.stage.vitals import Vitals
+from stagekeeper.stage.vitals import Vitals, is_out_of_memory
 from stagekeeper.stage.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -33,10 +40,6 @@ T = TypeVar("T")
 
 class EntrypointError(Exception):
     """The class that the spec names cannot be had; the message says what to change."""
-
-
-class BudgetExceeded(Exception):
-    """The stage used more of a card in MEASURE than its spec asks for."""
 
 
 class PhaseRunner:
@@ -56,22 +59,66 @@ class PhaseRunner:
         self._vitals = vitals
         self._activity = activity
         self._thread = Workers("phases", 1)
+        self._memory = StageMemory(launch, vitals)
+        self._lock = PhaseLock(
+            Path(launch.lock_dir),
+            launch.lock_domains,
+            f"stage {launch.stage_name} of {launch.deployment}/{launch.replica_index}",
+            limit_s=launch.lock_limit_s,
+            on_wait=self._show_wait,
+        )
 
     async def run(self) -> Stage:
         """Run all phases and return the stage.
 
         Raises:
+            LockTimeout, LockUnusable: the phase lock could not be had; nothing went on without it.
             BaseException: whatever the class or a phase raised; `vitals.phase` says where.
         """
-        stage = await self._phase(Phase.LOAD, self._load)
-        peak = await self._phase(Phase.MEASURE, lambda work: self._measure(stage, work))
-        left = max(0, self._launch.budget_bytes - (peak or 0))
-        await self._phase(
-            Phase.ALLOCATE, lambda work: self._step(work, lambda: stage.allocate(left))
-        )
-        await self._phase(Phase.CAPTURE, lambda work: self._finish(stage, work))
+        async with self._locked(Mode.SHARED, Phase.LOAD) as hold:
+            stage = await self._phase(Phase.LOAD, self._load)
+            if not self._memory.needs_measure:
+                # Others may load meanwhile, and nobody measures: that is enough to allocate.
+                await self._allocate(stage, hold)
+        if self._memory.needs_measure:
+            async with self._locked(Mode.ALONE, Phase.MEASURE) as hold:
+                await self._phase(Phase.MEASURE, lambda work: self._measure(stage, work))
+                hold.check_intact()
+                await self._allocate(stage, hold)
+        # Graphs take memory too, which nobody's measurement may count as its own.
+        async with self._locked(Mode.SHARED, Phase.CAPTURE):
+            await self._phase(Phase.CAPTURE, lambda work: self._capture(stage, work))
         # The thread stays, idle: what a phase kept in thread-local storage stays with it.
         return stage
+
+    @asynccontextmanager
+    async def _locked(self, mode: Mode, phase: Phase) -> AsyncIterator[Hold]:
+        """Hold the lock of the cards, and show others who wait for it that this stage gets on.
+
+        A wait belongs to the phase before: none begins without the lock.
+        """
+        wait = Work(f"wait for {phase}", is_call=False)
+        self._activity.begin(wait)
+        async with AsyncExitStack() as held:
+            try:
+                hold = await held.enter_async_context(self._lock.held(mode, phase.value))
+            finally:
+                self._activity.end(wait)
+            telling = asyncio.create_task(self._tell_progress(hold), name="tell progress")
+            try:
+                yield hold
+            finally:
+                telling.cancel()
+                await asyncio.wait({telling})
+
+    async def _tell_progress(self, hold: Hold) -> None:
+        while True:
+            hold.progressed(self._activity.counter)
+            await asyncio.sleep(LOOK_S)
+
+    def _show_wait(self, wait: Wait) -> None:
+        # To wait is no stall: how long it may last is the lock's own limit.
+        self._activity.report(context(), 0, 0, str(wait))
 
     async def _phase(self, phase: Phase, run: Callable[[Work], Awaitable[T]]) -> T:
         work = Work(phase.value, is_call=False)
@@ -93,34 +140,34 @@ class PhaseRunner:
             work, lambda: make_stage(cls, _arguments(self._launch), self._hooks)
         )
         await self._step(work, stage.load)
+        # A meter may have to wake a driver, which takes seconds: not on the event loop.
+        await self._thread.run(work, lambda: self._memory.loaded(stage.memory_meter()))
         return stage
 
-    async def _measure(self, stage: Stage, work: Work) -> int | None:
-        """Run MEASURE; return the peak, None where nothing measures it."""
-        # A meter may have to wake a driver, which takes seconds: not on the event loop.
-        meter = await self._thread.run(work, stage.memory_meter)
-        if meter is None:
-            await self._step(work, stage.measure)
-            return None
-        await self._thread.run(work, meter.reset_peak)
+    async def _measure(self, stage: Stage, work: Work) -> None:
+        await self._thread.run(work, self._memory.measure_begins)
         await self._step(work, stage.measure)
-        peak = await self._thread.run(work, meter.peak_bytes)
-        budget = self._launch.budget_bytes
-        self._vitals.uses(await self._thread.run(work, meter.used_bytes))
-        if self._launch.devices and peak > budget:
-            raise BudgetExceeded(
-                f"stage {self._launch.stage_name} used {peak} bytes ({_mib(peak)}) of a card in "
-                f"MEASURE, and its budget there is {budget} bytes ({_mib(budget)}): give it more "
-                "memory in the spec, or measure a smaller batch"
-            )
-        return peak
+        await self._thread.run(work, self._memory.measured)
+        self._memory.tell()
 
-    async def _finish(self, stage: Stage, work: Work) -> None:
-        """Run CAPTURE, and read what the stage uses now that it is complete."""
-        await self._step(work, stage.capture)
-        meter = await self._thread.run(work, stage.memory_meter)
-        if meter is not None:
-            self._vitals.uses(await self._thread.run(work, meter.used_bytes))
+    async def _allocate(self, stage: Stage, hold: Hold) -> None:
+        hold.entered(Phase.ALLOCATE.value)
+        left_bytes = self._memory.left_bytes
+        await self._phase(
+            Phase.ALLOCATE, lambda work: self._step(work, lambda: stage.allocate(left_bytes))
+        )
+
+    async def _capture(self, stage: Stage, work: Work) -> None:
+        await self._thread.run(work, self._memory.capture_begins)
+        try:
+            await self._step(work, stage.capture)
+        except Exception as error:
+            if is_out_of_memory(error) and (note := self._memory.capture_failed()):
+                error.add_note(note)
+                _log.error("memory ran out in CAPTURE: %s", note)
+            raise
+        await self._thread.run(work, self._memory.captured)
+        self._memory.tell()
 
     async def _step(self, work: Work, method: Callable[[], Awaitable[None] | None]) -> None:
         """Run one method of the stage: on the loop when it is a coroutine, else in the thread."""
@@ -196,7 +243,3 @@ def _arguments(launch: Launch) -> dict[str, object]:
     if not isinstance(arguments, dict):
         raise EntrypointError(f"args of {launch.entrypoint} are no mapping: {launch.args_json:.80}")
     return arguments
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"

@@ -1,6 +1,7 @@
 """`TorchStage`: a stage whose memory is torch's, so that it can be measured.
 
-Decided here: how much of a card such a stage uses, on CUDA and on the CPU. torch is imported when
+Decided here: how much of a card such a stage uses, on CUDA and on the CPU, and how many blocks of
+a cache fit into what is left. torch is imported when
 it is first needed, which is after the process is on record and its control socket answers.
 Invariant: importing this module imports no torch.
 """
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 class TorchStage(Stage):
     """A stage on torch: tensors arrive as torch tensors, and MEASURE is held to the budget.
 
-    On CUDA the peak is what torch allocated in `measure`, not what it reserved and not what others
-    in the process took (libraries' workspaces, the context): leave room for those with
-    `memory.reserve`. On the CPU it is the growth of this process's resident memory since the stage
-    was made, and at least the size of its modules' parameters and buffers.
+    On CUDA the peak is what torch allocated at most in `measure`, and what the card lost to others
+    meanwhile: workspaces of libraries, buffers of collectives. What was there before (the context)
+    and what comes later (graphs) is not in it: leave room for those with `memory.reserve`. On the
+    CPU the peak is the growth of this process's resident memory since the stage was made, and at
+    least the size of its modules' parameters and buffers.
     """
 
     tensors: ClassVar[Literal["numpy", "torch"]] = "torch"
@@ -53,12 +55,34 @@ class TorchStage(Stage):
             )
         return self.__meter
 
+    def kv_blocks(self, budget_bytes: int, block_bytes: int) -> int:
+        """Return how many blocks of a cache fit into what `allocate` was given.
+
+        Where torch's process group spans several ranks it is the least of all of them, so that each
+        has the same; then every rank has to ask, in the same order.
+        """
+        blocks = max(0, budget_bytes) // block_bytes
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+            return blocks
+        import torch
+
+        device = self.device if distributed.get_backend() == "nccl" else torch.device("cpu")
+        least: Any = torch.tensor(blocks, dtype=torch.int64, device=device)
+        distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
+        return int(least.item())
+
     def _is_on_cuda(self) -> bool:
         return any(device.kind == "cuda" for device in self.context.devices)
 
 
 class _CudaMeter:
-    """What torch allocated on that of the visible cards where it is most."""
+    """What this process has on that of the visible cards where it is most.
+
+    torch knows what it allocated itself. What libraries take beside it (workspaces, buffers of a
+    collective) shows only in what the card as a whole lost: from the baseline on, while the phase
+    lock keeps others from moving memory. What lay there before, the context among it, does not.
+    """
 
     def __init__(self, device_count: int) -> None:
         import torch
@@ -66,16 +90,33 @@ class _CudaMeter:
         self._cuda: Any = torch.cuda
         self._cuda.init()  # a stage that has nothing on its card yet is measured too
         self._cards = range(device_count)
+        self._outside_bytes = [0] * device_count
+        """On each card: what others, and this process outside of torch, had at the baseline."""
 
     def used_bytes(self) -> int:
         return int(max(self._cuda.memory_allocated(card) for card in self._cards))
 
+    def held_bytes(self) -> int:
+        return int(max(self._cuda.memory_reserved(card) for card in self._cards))
+
     def reset_peak(self) -> None:
         for card in self._cards:
+            self._cuda.synchronize(card)
             self._cuda.reset_peak_memory_stats(card)
+            self._outside_bytes[card] = self._outside(card)
 
     def peak_bytes(self) -> int:
-        return int(max(self._cuda.max_memory_allocated(card) for card in self._cards))
+        return max(self._peak_of(card) for card in self._cards)
+
+    def _peak_of(self, card: int) -> int:
+        self._cuda.synchronize(card)
+        # Never below 0: a stranger that gave memory back is nobody's gain here.
+        grown_bytes = max(0, self._outside(card) - self._outside_bytes[card])
+        return int(self._cuda.max_memory_allocated(card)) + grown_bytes
+
+    def _outside(self, card: int) -> int:
+        free_bytes, total_bytes = self._cuda.mem_get_info(card)
+        return int(total_bytes - free_bytes - self._cuda.memory_reserved(card))
 
 
 class _TorchHostMeter:

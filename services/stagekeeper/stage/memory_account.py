@@ -1,0 +1,168 @@
+"""A stage's memory over its phases: what it was given, what was foreseen, what was measured.
+
+Decided here: whether MEASURE is needed, what `allocate` gets, when a stage has used more than it
+was given, and what is kept for the next start. Not decided here: how memory is read (the stage's
+meter), and who else may move memory meanwhile (phases).
+
+Invariant: a stage that is over what it was given fails, with both numbers; also what it failed with
+is kept, so that the next start knows better.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from stagekeeper.runtime.launch import Launch
+from stagekeeper.stage.memory import HoldsMemory, MemoryMeter
+from stagekeeper.stage.profile import MemoryProfile, keep_profile, read_profile
+from stagekeeper.stage.vitals import Vitals
+
+_log = logging.getLogger(__name__)
+
+
+class BudgetExceeded(Exception):
+    """The stage used more of a card than its spec asks for."""
+
+
+class StageMemory:
+    """The account of one start. All but `tell` may be called in any thread, one at a time."""
+
+    def __init__(self, launch: Launch, vitals: Vitals) -> None:
+        self._launch = launch
+        self._vitals = vitals
+        self._meter: MemoryMeter | None = None
+        self._predicted = read_profile(launch) if launch.devices else None
+        self._weights_bytes = 0
+        self._peak_bytes: int | None = None
+        self._graph_bytes: int | None = None
+        self._held_before_capture = 0
+        self._used_bytes: int | None = None
+
+    @property
+    def needs_measure(self) -> bool:
+        return not self._launch.skips_measure or self._predicted is None
+
+    @property
+    def left_bytes(self) -> int:
+        """What may be allocated: the budget, less the peak, less what graphs need of it.
+
+        Graphs are the reserve's; only what an earlier start saw them take beyond it counts here.
+        """
+        peak_bytes = self._peak_bytes
+        if self._predicted is not None and not self.needs_measure:
+            peak_bytes = max(self._predicted.peak_bytes, self._weights_bytes)
+        beyond_bytes = self._foreseen_bytes - self._launch.reserve_bytes
+        return max(0, self._launch.budget_bytes - (peak_bytes or 0) - beyond_bytes)
+
+    def loaded(self, meter: MemoryMeter | None) -> None:
+        self._meter = meter
+        if meter is not None:
+            self._weights_bytes = self._used_bytes = meter.used_bytes()
+            if not self.needs_measure:
+                self._check("LOAD", self._weights_bytes)
+
+    def measure_begins(self) -> None:
+        """Take the baseline."""
+        if self._meter is not None:
+            self._meter.reset_peak()
+
+    def measured(self) -> None:
+        """Read the peak.
+
+        Raises:
+            BudgetExceeded: it is over the budget.
+        """
+        if self._meter is None:
+            return
+        self._peak_bytes = self._meter.peak_bytes()
+        self._used_bytes = self._meter.used_bytes()
+        self._keep()
+        self._check("MEASURE", self._peak_bytes)
+
+    def capture_begins(self) -> None:
+        if self._meter is not None:
+            self._used_bytes = self._meter.used_bytes()
+            self._held_before_capture = self._held()
+
+    def capture_failed(self) -> str:
+        """Keep what graphs had taken by then; return a sentence on it, empty where nobody knows."""
+        if self._meter is None:
+            return ""
+        self._graph_bytes = max(0, self._held() - self._held_before_capture)
+        self._keep()
+        return (
+            f"graphs had taken {_sized(self._graph_bytes)} of a card by then, and "
+            f"{_sized(self._foreseen_bytes)} was foreseen for them"
+        )
+
+    def captured(self) -> None:
+        """Read what graphs took, and what the stage uses now that it is complete.
+
+        Raises:
+            BudgetExceeded: with them it has more than its budget and its reserve.
+        """
+        if self._meter is None:
+            return
+        before_bytes = self._used_bytes or 0
+        self._graph_bytes = max(0, self._held() - self._held_before_capture)
+        self._used_bytes = self._meter.used_bytes()
+        self._keep()
+        given_bytes = self._launch.budget_bytes + self._launch.reserve_bytes
+        if self._launch.devices and before_bytes + self._graph_bytes > given_bytes:
+            raise BudgetExceeded(
+                f"stage {self._launch.stage_name} used {_sized(before_bytes + self._graph_bytes)} "
+                f"of a card after CAPTURE, and its budget and its reserve there are "
+                f"{_sized(given_bytes)}: its graphs took {_sized(self._graph_bytes)}, and "
+                f"{_sized(self._foreseen_bytes)} was foreseen. The next start leaves room for what "
+                "was measured; or give it a larger memory.reserve in the spec"
+            )
+
+    def tell(self) -> None:
+        """Show what is known by now. On the event loop."""
+        if self._meter is None:
+            return
+        self._vitals.uses(self._used_bytes)
+
+    @property
+    def _foreseen_bytes(self) -> int:
+        """What graphs may take: the reserve, or what an earlier start saw them take."""
+        seen_bytes = 0 if self._predicted is None else self._predicted.graph_bytes or 0
+        return max(self._launch.reserve_bytes, seen_bytes)
+
+    def _held(self) -> int:
+        if self._meter is None:
+            return 0
+        if isinstance(self._meter, HoldsMemory):
+            return self._meter.held_bytes()
+        return self._meter.used_bytes()
+
+    def _check(self, phase: str, used_bytes: int) -> None:
+        budget_bytes = self._launch.budget_bytes
+        if self._launch.devices and used_bytes > budget_bytes:
+            raise BudgetExceeded(
+                f"stage {self._launch.stage_name} used {_sized(used_bytes)} of a card in {phase}, "
+                f"and its budget there is {_sized(budget_bytes)}: give it more memory in the spec, "
+                "or measure a smaller batch"
+            )
+
+    def _keep(self) -> None:
+        if not self._launch.devices:
+            return
+        peak_bytes = self._peak_bytes
+        if peak_bytes is None:  # it was not measured this time
+            if self._predicted is None:
+                return
+            peak_bytes = self._predicted.peak_bytes
+        graph_bytes = self._graph_bytes
+        if graph_bytes is None and self._predicted is not None:
+            graph_bytes = self._predicted.graph_bytes
+        keep_profile(
+            self._launch,
+            MemoryProfile(
+                weights_bytes=self._weights_bytes, peak_bytes=peak_bytes, graph_bytes=graph_bytes
+            ),
+        )
+
+
+def _sized(size_bytes: int) -> str:
+    return f"{size_bytes} bytes ({size_bytes / 2**20:.0f} MiB)"

@@ -1,0 +1,80 @@
+"""What a stage's phases measured of its memory, kept for its next start.
+
+One file for each kind of start, beside the other things that the stages of a worker keep. Two
+starts are of one kind when they run the same class with the same arguments, as the same part of it,
+on cards of the same model. Decided here: what is kept, and for whom it stands. Not decided here:
+whether it may stand in for a measurement (phases).
+
+Invariant: what cannot be read or written is as if nothing was kept, and no start fails for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stagekeeper.core.limits import LARGEST_BYTES
+from stagekeeper.runtime.launch import Launch
+
+_FOLDER = "profiles"
+
+_log = logging.getLogger(__name__)
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BYTES)]
+
+
+class MemoryProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a stage on the card where it is most.
+
+    Attributes:
+        weights_bytes: in use after LOAD.
+        peak_bytes: the most that was in use in MEASURE, the weights among it.
+        graph_bytes: what CAPTURE added; None where that never came to its end.
+    """
+
+    weights_bytes: _Bytes
+    peak_bytes: _Bytes
+    graph_bytes: _Bytes | None = None
+
+
+def read_profile(launch: Launch) -> MemoryProfile | None:
+    """Return what was kept of an earlier start of this kind; None when there is nothing."""
+    try:
+        return msgspec.json.decode(_path(launch).read_bytes(), type=MemoryProfile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        _log.warning("the memory profile %s cannot be read: %s", _path(launch), error)
+        return None
+
+
+def keep_profile(launch: Launch, profile: MemoryProfile) -> None:
+    """Keep what was measured in place of what was kept before."""
+    path = _path(launch)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(msgspec.json.encode(profile))
+        new.replace(path)
+    except OSError as error:
+        _log.warning("the memory profile %s cannot be kept: %s", path, error)
+
+
+def _path(launch: Launch) -> Path:
+    kind = msgspec.json.encode(
+        [
+            launch.entrypoint,
+            msgspec.json.decode(launch.args_json),
+            launch.shard_index,
+            launch.shard_count,
+            [(device.kind, device.model, device.total_bytes) for device in launch.devices],
+        ],
+        order="sorted",
+    )
+    name = hashlib.blake2b(kind, digest_size=16).hexdigest()
+    return Path(launch.cache_dir) / _FOLDER / f"{name}.json"
