@@ -206,7 +206,7 @@ async def test_replaced_file_is_noticed_by_those_who_waited_for_the_old_one(user
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's file needs root to be made")
-async def test_file_of_another_user_is_refused_with_what_to_do(tmp_path):
+def test_file_of_another_user_is_refused_with_what_to_do(tmp_path):
     """startup-34."""
     tmp_path.chmod(0o1777)
     for folder in (tmp_path, *tmp_path.parents):
