@@ -146,6 +146,8 @@ class Watched:
         deployments = await self.stub.ListDeployments(deployment_pb2.ListDeploymentsRequest())
         workers = await self.stub.ListWorkers(deployment_pb2.ListWorkersRequest())
         failures = await self.stub.ListFailures(deployment_pb2.ListFailuresRequest(limit=1_000))
+        # It counts events too, and what follows from an earlier request is put down when it comes.
+        deployments.ClearField("revision")
         for worker in workers.workers:
             for field in ("silent_for_s", "agent_reachable", "reason"):
                 worker.ClearField(field)
