@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from stagekeeper.actor import Actor, endpoint
+from tests.stages.actor_cases import pass_gate, start_sleeper
 
 
 class Kept(Actor):
@@ -61,3 +63,40 @@ class Onlooker(Actor):
     @endpoint
     async def at(self) -> int:
         return KeptPlain.at
+
+
+class Far(Actor):
+    """Lives on another host, as far as its owner knows."""
+
+    def __init__(self, journal: str = "") -> None:
+        self.sum = 0
+        self.journal = journal
+
+    @endpoint
+    async def add(self, number: int) -> int:
+        self.sum += number
+        return self.sum
+
+    @endpoint
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    @endpoint
+    async def fail_when(self, path: str) -> None:
+        """Raise once a file is there."""
+        await asyncio.to_thread(pass_gate, path)
+        raise ValueError("on purpose")
+
+    @endpoint
+    async def start_sleeper(self) -> int:
+        return start_sleeper()
+
+    @endpoint
+    async def pid(self) -> int:
+        print("I was asked", flush=True)
+        return os.getpid()
+
+    async def __cleanup__(self, exc: BaseException | None) -> None:
+        if self.journal:
+            with open(self.journal, "a") as file:
+                file.write(f"{type(exc).__name__}: {exc}\n")

@@ -1,7 +1,8 @@
 """`python -m stagekeeper.actor.proc`: one process of an actor tree, from first to last line.
 
-It ends when its owner asks (SIGTERM, or by letting go of the start pipe), and is killed by the
-kernel when its owner dies. Exit code 0: it was asked to end and did.
+It ends when its owner asks (SIGTERM, or by letting go of the start pipe), or when all whom it knows
+are on other hosts and were away for their lease; and is killed by the kernel when who started it
+dies. Exit code 0: it was asked to end and did.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ async def _run(program: object, pipe: ReportPipe) -> int:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     pipe.on_owner_gone(asked.set)
+    # Its agent may hold a connection for long that leads nowhere any more.
+    program.house.on_deserted = asked.set
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     # A Ctrl-C at the terminal is for the root, which ends the tree in order.
     loop.add_signal_handler(signal.SIGINT, lambda: None)

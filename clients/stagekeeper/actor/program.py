@@ -110,6 +110,7 @@ class Program:
             on_silence=self._silent,
             on_broken=lambda link, why: None,
             on_tick=self.house.look,
+            comes_back_s=self._comes_back_s,
         )
         self._meshes: dict[str, Any] = {}
         self._references: WeakValueDictionary[str, ReferenceKeeper] = WeakValueDictionary()
@@ -258,6 +259,11 @@ class Program:
             beat_s=beat_s_of(self.lease_s),
             boot_id=self.boot_id,
         )
+
+    def _comes_back_s(self, place: Place) -> float:
+        """Say how long a connection may be broken; on one host that is the end of one of them."""
+        is_elsewhere = bool(place.boot_id) and place.boot_id != self.boot_id
+        return self.lease_s if is_elsewhere and not place.is_stage else 0.0
 
     def _refuse_class(self, entrypoint: str) -> str:
         if self._allow is None or is_allowed(entrypoint, self._allow):

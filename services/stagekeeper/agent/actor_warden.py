@@ -19,7 +19,7 @@ from stagekeeper.host.warden import Warden, start_warden
 _log = structlog.get_logger(__name__)
 
 _END_LIMIT_S: Final = 5.0
-"""How long its own end is waited for; what the kernel still holds is the warden's to see through."""
+"""How long its end is waited for; what the kernel still holds is the warden's to see through."""
 
 _PAUSE_S: Final = 1.0
 """Before the next one, where something ends them as they come."""

@@ -2,148 +2,60 @@
 
 Every call that this process makes to actors over there travels here, in order, and what they
 answer comes back; so does the news of failures of what this process owns there. Decided here: how
-calls and answers are paired, and when the other end is silent for too long. Not decided here:
-what a broken connection means; whoever uses it is told. Invariant: every call gets an answer, an
-error, or its part of the break.
+calls and answers are paired, when the other end is silent for too long, and that a connection to
+another host is made anew within the lease: what was not sent yet goes on then, calls that were are
+lost, since they may have run. Not decided here: what a broken connection means; whoever uses it is
+told. Invariant: every call gets an answer, an error, or its part of the break.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
 from weakref import WeakSet
 
 import grpc
 
+from stagekeeper.actor.connection.calls import (
+    Caller,
+    PendingCall,
+    ReplyFuture,
+    ReplyStream,
+    fail_call,
+)
+from stagekeeper.actor.connection.other_end import OtherEnd
 from stagekeeper.actor.connection.outbox import Outbox
 from stagekeeper.actor.place import Place
-from stagekeeper.v1 import actor_service_pb2_grpc, stage_service_pb2_grpc
+from stagekeeper.client.errors import CONNECTION_LOST, CallLost
 from stagekeeper.v1 import stage_service_pb2 as pb
+from stagekeeper.v1 import stage_service_pb2_grpc
 from stagekeeper.v1.types_pb2 import Payload
-from stagekeeper.wire.error_details import is_own_cancellation
+from stagekeeper.wire.error_details import describe, is_own_cancellation
 from stagekeeper.wire.transport import CLIENT_OPTIONS
+
+__all__ = [
+    "Caller",
+    "Link",
+    "PendingCall",
+    "ReplyFuture",
+    "ReplyStream",
+    "beat_s_of",
+    "fail_call",
+]
 
 _log = logging.getLogger("stagekeeper.actor")
 
 _CONNECT_LIMIT_S: Final = 10.0
 _BEATS_IN_A_LEASE: Final = 4
 
-
-class Caller(Protocol):
-    """Who made a call: told when it is over, and when the connection broke under it."""
-
-    outstanding: int
-
-    def error_of(self, error: pb.CallError) -> BaseException:
-        """Turn an error frame into what the caller is to raise."""
-        ...
-
-    def link_broke(self, link: Link, calls: list[PendingCall]) -> None:
-        """Take over calls that got no answer. Also told to those without any."""
-        ...
-
-
-class ReplyFuture(asyncio.Future[Payload]):
-    """The answer of one call; cancelling it tells the other end that nobody waits."""
-
-    link: Link | None = None
-    frame_id = 0
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        is_cancelled = super().cancel(msg)
-        if is_cancelled and self.link is not None:
-            self.link.give_up(self.frame_id)
-        return is_cancelled
-
-
-class ReplyStream:
-    """The answers of one call, as they come. Read by one task; `close` gives the rest up."""
-
-    link: Link | None = None
-    frame_id = 0
-
-    def __init__(self) -> None:
-        self._arrived: asyncio.Queue[Payload | BaseException | None] = asyncio.Queue()
-        self._is_over = False
-
-    def put(self, item: Payload | BaseException | None) -> None:
-        """Hand in a value, the error that ends it, or None at its end."""
-        self._arrived.put_nowait(item)
-
-    def __aiter__(self) -> ReplyStream:
-        return self
-
-    async def __anext__(self) -> Payload:
-        if self._is_over:
-            raise StopAsyncIteration
-        item = await self._arrived.get()
-        if isinstance(item, Payload):
-            return item
-        self._is_over = True
-        if item is None:
-            raise StopAsyncIteration
-        raise item
-
-    async def aclose(self) -> None:
-        """Give up what did not come yet. A second call changes nothing."""
-        self.close()
-
-    def close(self) -> None:
-        """Do as `aclose`, for code that cannot wait."""
-        if not self._is_over:
-            self._is_over = True
-            if self.link is not None:
-                self.link.give_up(self.frame_id)
-
-    def done(self) -> bool:
-        """Return whether nobody reads any more, or all has been read."""
-        return self._is_over
-
-
-PendingCall = ReplyFuture | ReplyStream
-
-
-def fail_call(call: PendingCall, error: BaseException) -> None:
-    """End a call with an error, unless nobody waits for it any more."""
-    if isinstance(call, ReplyStream):
-        call.put(error)
-    elif not call.done():
-        call.set_exception(error)
-        call.exception()  # whoever awaits it gets it all the same; a lost one is no news here
-
-
-class OtherEnd:
-    """ActorService of the other process, over the connection and as long as that."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = actor_service_pb2_grpc.ActorServiceStub(channel)
-        self.SpawnActor = _call_over(stub.SpawnActor)
-        self.StopActor = _call_over(stub.StopActor)
-        self.GetMesh = _call_over(stub.GetMesh)
-        self.RespawnProcs = _call_over(stub.RespawnProcs)
-
-
-def _call_over(call: Any) -> Callable[..., Awaitable[Any]]:
-    """Have a call raise ConnectionError when the connection ends under it.
-
-    gRPC cancels what is under way on a channel that is closed, which would look as if the caller
-    itself were to end.
-    """
-
-    async def ask(request: Any, *, timeout: float | None = None) -> Any:
-        try:
-            return await call(request, timeout=timeout)
-        except asyncio.CancelledError:
-            if is_own_cancellation():
-                raise
-            raise ConnectionError("the connection broke") from None
-        except grpc.aio.UsageError as error:  # it was closed before
-            raise ConnectionError(str(error)) from None
-
-    return ask
+_REDIAL_PAUSE_S: Final = 0.1
+_MOST_REMEMBERED_NEWS: Final = 1_000
+"""As many as the other end tells again."""
 
 
 class Link:
@@ -155,8 +67,10 @@ class Link:
         lease_s: silence of this length is told to `on_silence`, once until it speaks again.
         on_failure: news of a rank that this process owns there.
         on_silence: called with the seconds since the last sign of life.
-        on_broken: called once when the stream has ended, before the callers are told; with what
-            went wrong, for people.
+        on_broken: called once when the stream has ended for good, before the callers are told; with
+            what went wrong, for people.
+        comes_back_s: how long a stream that broke is tried anew; 0 where a break says that the
+            process is gone.
     """
 
     def __init__(
@@ -168,6 +82,7 @@ class Link:
         on_failure: Callable[[pb.RankFailed], None],
         on_silence: Callable[[Link, float], None],
         on_broken: Callable[[Link, str], None],
+        comes_back_s: float = 0.0,
     ) -> None:
         self.place = place
         self.other_actor_count = 0
@@ -176,6 +91,10 @@ class Link:
         self._on_failure = on_failure
         self._on_silence = on_silence
         self._on_broken = on_broken
+        self._comes_back_s = comes_back_s
+        self._is_up = False
+        self._has_been_up = False
+        self._news: deque[bytes] = deque(maxlen=_MOST_REMEMBERED_NEWS)
         self._channel = grpc.aio.insecure_channel(place.address, options=CLIENT_OPTIONS)
         self.actors = OtherEnd(self._channel)
         self._outbox = Outbox()
@@ -195,7 +114,7 @@ class Link:
         self._task = asyncio.create_task(self._run(), name=f"link to {self.place.address}")
 
     async def connected(self) -> None:
-        """Return when both ends know each other.
+        """Return when both ends know each other, at once when they do.
 
         Raises:
             ConnectionError: it broke, or was never made.
@@ -273,6 +192,8 @@ class Link:
 
     def look(self, now: float) -> None:
         """Send a sign of life, and judge the other end's silence; called several times a lease."""
+        if self._has_been_up and not self._is_up:
+            return  # it is being made anew, or has ended
         self._outbox.put(pb.Frame(beat=pb.Beat()))
         silent_s = now - self._last_heard
         if silent_s >= self._lease_s and not self._is_silent and not self.is_broken:
@@ -286,26 +207,56 @@ class Link:
     async def _run(self) -> None:
         why = "it was closed"
         try:
-            await self._talk()
-            why = "the other end closed it"
-        except asyncio.CancelledError:
-            if not is_own_cancellation():
-                why = "the call was cancelled"
-        except grpc.RpcError as error:
-            why = f"{error.code().name}: {error.details()}"
+            why = await self._stay()
         finally:
+            self._is_up = False
+            self._outbox.close()
             self._broke(why)
             await self._channel.close()
 
-    async def _talk(self) -> None:
+    async def _stay(self) -> str:
+        """Talk until the other end is gone, as far as can be known from here; return why."""
+        until = 0.0
+        while True:
+            why, is_final = await self._talk_once(until)
+            if self._is_up:
+                self._is_up = False
+                until = time.monotonic() + self._comes_back_s
+            if is_final or time.monotonic() >= until:
+                return why
+            self._lose_what_was_sent(why)
+            await asyncio.sleep(_REDIAL_PAUSE_S * random.uniform(0.5, 1.0))
+            # A channel of its own: the old one would wait out a back-off first.
+            await self._channel.close()
+            self._channel = grpc.aio.insecure_channel(self.place.address, options=CLIENT_OPTIONS)
+            self.actors = OtherEnd(self._channel)
+
+    async def _talk_once(self, until: float) -> tuple[str, bool]:
+        """Talk over one stream; return why it ended, and whether that is for good."""
+        limit_s = until - time.monotonic() if self._has_been_up else _CONNECT_LIMIT_S
+        try:
+            return await self._talk(max(_REDIAL_PAUSE_S, limit_s)), True
+        except asyncio.CancelledError:
+            if is_own_cancellation():
+                raise
+            return "the call was cancelled", False
+        except TimeoutError:
+            return "it does not answer", False
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}", bool(describe(error).reason)
+
+    async def _talk(self, limit_s: float) -> str:
         stream: Any = stage_service_pb2_grpc.StageServiceStub(self._channel).Connect()
         writing: asyncio.Task[None] | None = None
         try:
-            async with asyncio.timeout(_CONNECT_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 await stream.write(pb.ConnectRequest(frames=[pb.Frame(hello=self._hello)]))
                 first = await stream.read()
             if first is grpc.aio.EOF:
-                return
+                return "the other end closed it"
+            is_new = not (first.frames and first.frames[0].hello.session_id)
+            if self._has_been_up and is_new:
+                return "it was away for longer than its lease, and what it had here has ended"
             self._heard(first)
 
             async def write(frames: list[pb.Frame]) -> None:
@@ -313,20 +264,33 @@ class Link:
 
             writing = asyncio.create_task(self._write(write, stream), name="link writer")
             assert self._connected is not None
+            self._is_up = self._has_been_up = True
             self._connected.set_result(None)
             while True:
                 response = await stream.read()
                 if response is grpc.aio.EOF:
-                    return
+                    return "the other end closed it"
                 self._heard(response)
-        except TimeoutError:
-            return
         finally:
-            self._outbox.close()
             if writing is not None:
                 writing.cancel()
                 await asyncio.wait({writing})
             stream.cancel()
+
+    def _lose_what_was_sent(self, why: str) -> None:
+        """End the calls that were under way: they may have run, so nobody sends them again."""
+        assert self._connected is not None
+        if self._connected.done():
+            self._connected = asyncio.get_running_loop().create_future()
+        unsent = {frame.frame_id for frame in self._outbox.unsent() if frame.HasField("call")}
+        for frame_id, (call, caller) in list(self._pending.items()):
+            if frame_id not in unsent:
+                del self._pending[frame_id]
+                caller.outstanding -= 1
+                what = (
+                    f"the connection to {self.place.address} broke ({why}): the call may have run"
+                )
+                fail_call(call, CallLost(what, reason=CONNECTION_LOST))
 
     async def _write(self, write: Any, stream: Any) -> None:
         try:
@@ -350,9 +314,17 @@ class Link:
                 elif not frame.frame_id:
                     _log.warning("a message was not run: %s", frame.error.message)
             elif kind == "failure":
-                self._on_failure(frame.failure)
+                self._told(frame.failure)
             elif kind == "beat":
                 self.other_actor_count = frame.beat.other_actor_count
+
+    def _told(self, news: pb.RankFailed) -> None:
+        if self._comes_back_s:  # what comes back tells its last news again
+            data = news.SerializeToString(deterministic=True)
+            if data in self._news:
+                return
+            self._news.append(data)
+        self._on_failure(news)
 
     def _replied(self, frame_id: int, reply: pb.Reply) -> None:
         found = self._pending.get(frame_id)

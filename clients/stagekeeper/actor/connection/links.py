@@ -24,6 +24,7 @@ class Links:
         lease_s: as in Link.
         on_failure, on_silence, on_broken: as in Link.
         on_tick: called at every look, with the time on the monotonic clock.
+        comes_back_s: tells of a place how long its connection may be broken; see Link.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Links:
         on_silence: Callable[[Link, float], None],
         on_broken: Callable[[Link, str], None],
         on_tick: Callable[[float, float], None],
+        comes_back_s: Callable[[Place], float] = lambda _: 0.0,
     ) -> None:
         self._hello_to = hello_to
         self._lease_s = lease_s
@@ -42,6 +44,7 @@ class Links:
         self._on_silence = on_silence
         self._on_broken = on_broken
         self._on_tick = on_tick
+        self._comes_back_s = comes_back_s
         self._links: dict[str, Link] = {}
         self._watching: asyncio.Task[None] | None = None
 
@@ -60,6 +63,7 @@ class Links:
                 on_failure=self._on_failure,
                 on_silence=self._on_silence,
                 on_broken=self._broke,
+                comes_back_s=self._comes_back_s(place),
             )
             self._links[place.instance_id] = link
             link.open()

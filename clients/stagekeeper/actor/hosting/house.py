@@ -52,6 +52,8 @@ class House:
         self.is_closing = False
         self.on_exit: Callable[[BaseException], None] = lambda _: None
         """Called when the code of an actor wants the whole process to end."""
+        self.on_deserted: Callable[[], None] = lambda: None
+        """Called when the last session is over, and it was of another host."""
 
     # --- sessions
 
@@ -111,6 +113,8 @@ class House:
                 )
                 _log.info("%s ends: its owner is gone", actor.identity.name)
                 self._keep(asyncio.create_task(actor.stop(0.0, failure), name="owner gone"))
+        if not self._sessions and not session.is_same_host:
+            self.on_deserted()
 
     def _keep(self, task: asyncio.Task[object]) -> None:
         self._ends.add(task)

@@ -41,7 +41,7 @@ class Session:
         self.session_id = session_id
         self.is_over = False
         self._lease_s = lease_s
-        self._is_same_host = is_same_host
+        self.is_same_host = is_same_host
         self._on_over = on_over
         self._outbox: Outbox | None = None
         self._news: deque[pb.RankFailed] = deque(maxlen=_MOST_KEPT_NEWS)
@@ -66,7 +66,7 @@ class Session:
         if self._outbox is not outbox:
             return  # another one took its place
         self._outbox = None
-        if self._is_same_host:
+        if self.is_same_host:
             self.end()
         else:
             loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Session:
     def look(self, now: float) -> None:
         """End the session when a process of another host is silent for the lease."""
         is_silent = now - self._last_heard >= self._lease_s
-        if self._outbox is not None and not self._is_same_host and is_silent:
+        if self._outbox is not None and not self.is_same_host and is_silent:
             self.end()
 
     def forgive(self, stalled_s: float) -> None:
@@ -90,7 +90,7 @@ class Session:
         """Tell the process of a rank of its own, now and whenever it comes back."""
         if self._outbox is not None:
             self._outbox.put(pb.Frame(failure=news))
-        if not self.is_over and not self._is_same_host:
+        if not self.is_over and not self.is_same_host:
             self._news.append(news)
 
     def end(self) -> None:
