@@ -345,6 +345,7 @@ class InitStageRequest(_message.Message):
     STAGE_COUNT_FIELD_NUMBER: _builtins.int
     START_STAGE_IDS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    OVERLAP_LOADS_FIELD_NUMBER: _builtins.int
     step: Global___OperationStep.ValueType
     """Which step."""
     operation_id: _builtins.str
@@ -359,6 +360,8 @@ class InitStageRequest(_message.Message):
     """The stage that `call` reaches when none is named."""
     stage_count: _builtins.int
     """Stages that the whole replica has."""
+    overlap_loads: _builtins.bool
+    """Stages that share a card and start in one step load side by side."""
     @_builtins.property
     def header(self) -> Global___CommandHeader:
         """Whom it is from and for."""
@@ -401,10 +404,11 @@ class InitStageRequest(_message.Message):
         stage_count: _builtins.int = ...,
         start_stage_ids: _abc.Iterable[_builtins.int] | None = ...,
         peers: _abc.Iterable[_types_pb2.Peer] | None = ...,
+        overlap_loads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "entry_stage_id", b"entry_stage_id", "generation", b"generation", "header", b"header", "model", b"model", "operation_id", b"operation_id", "peers", b"peers", "replica_index", b"replica_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stages", b"stages", "start_stage_ids", b"start_stage_ids", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "entry_stage_id", b"entry_stage_id", "generation", b"generation", "header", b"header", "model", b"model", "operation_id", b"operation_id", "overlap_loads", b"overlap_loads", "peers", b"peers", "replica_index", b"replica_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stages", b"stages", "start_stage_ids", b"start_stage_ids", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

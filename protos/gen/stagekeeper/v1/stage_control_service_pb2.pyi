@@ -62,6 +62,8 @@ class WatchStageResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    PREDICTED_MEMORY_FIELD_NUMBER: _builtins.int
+    MEASURED_MEMORY_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """This start of the process."""
     pid: _builtins.int
@@ -94,6 +96,14 @@ class WatchStageResponse(_message.Message):
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.EndpointInfo]:
         """What it can be asked."""
 
+    @_builtins.property
+    def predicted_memory(self) -> _types_pb2.MemoryProfile:
+        """What an earlier start of this kind measured; absent when there was none."""
+
+    @_builtins.property
+    def measured_memory(self) -> _types_pb2.MemoryProfile:
+        """What this start has measured; absent as long as it has not."""
+
     def __init__(
         self,
         *,
@@ -110,10 +120,12 @@ class WatchStageResponse(_message.Message):
         error: _builtins.str = ...,
         traceback: _builtins.str = ...,
         out_of_memory: _builtins.bool = ...,
+        predicted_memory: _types_pb2.MemoryProfile | None = ...,
+        measured_memory: _types_pb2.MemoryProfile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "measured_memory", b"measured_memory", "predicted_memory", b"predicted_memory", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "addresses", b"addresses", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "endpoints", b"endpoints", "error", b"error", "in_flight", b"in_flight", "instance_id", b"instance_id", "out_of_memory", b"out_of_memory", "phase", b"phase", "pid", b"pid", "progress", b"progress", "state", b"state", "traceback", b"traceback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "addresses", b"addresses", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "endpoints", b"endpoints", "error", b"error", "in_flight", b"in_flight", "instance_id", b"instance_id", "measured_memory", b"measured_memory", "out_of_memory", b"out_of_memory", "phase", b"phase", "pid", b"pid", "predicted_memory", b"predicted_memory", "progress", b"progress", "state", b"state", "traceback", b"traceback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__busy_for_s: _TypeAlias = _typing.Literal["busy_for_s"]  # noqa: Y015
     _WhichOneofArgType__busy_for_s: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s"]  # noqa: Y015

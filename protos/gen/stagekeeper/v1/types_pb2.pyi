@@ -772,6 +772,8 @@ class ShardRecord(_message.Message):
     ENTRY_FIELD_NUMBER: _builtins.int
     FAILURE_ID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PREDICTED_MEMORY_FIELD_NUMBER: _builtins.int
+    MEASURED_MEMORY_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     """The deployment's name, exactly as its user wrote it."""
     replica_index: _builtins.int
@@ -852,6 +854,14 @@ class ShardRecord(_message.Message):
     def progress(self) -> Global___Progress:
         """How far its current phase is."""
 
+    @_builtins.property
+    def predicted_memory(self) -> Global___MemoryProfile:
+        """What an earlier start of this kind measured; absent when there was none. A figure."""
+
+    @_builtins.property
+    def measured_memory(self) -> Global___MemoryProfile:
+        """What this start measured; absent when it did not. A figure."""
+
     def __init__(
         self,
         *,
@@ -886,10 +896,12 @@ class ShardRecord(_message.Message):
         entry: _builtins.bool = ...,
         failure_id: _builtins.str = ...,
         progress: Global___Progress | None = ...,
+        predicted_memory: Global___MemoryProfile | None = ...,
+        measured_memory: Global___MemoryProfile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_memory_bytes", b"_memory_bytes", "busy_for_s", b"busy_for_s", "create_time", b"create_time", "generation", b"generation", "memory_bytes", b"memory_bytes", "progress", b"progress", "ready_time", b"ready_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_memory_bytes", b"_memory_bytes", "busy_for_s", b"busy_for_s", "create_time", b"create_time", "generation", b"generation", "measured_memory", b"measured_memory", "memory_bytes", b"memory_bytes", "predicted_memory", b"predicted_memory", "progress", b"progress", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_memory_bytes", b"_memory_bytes", "abilities", b"abilities", "addresses", b"addresses", "attempt", b"attempt", "busy_for_s", b"busy_for_s", "committed", b"committed", "create_time", b"create_time", "deployment", b"deployment", "devices", b"devices", "endpoints", b"endpoints", "entry", b"entry", "failure_id", b"failure_id", "generation", b"generation", "instance_id", b"instance_id", "memory_bytes", b"memory_bytes", "model_name", b"model_name", "model_version", b"model_version", "operation_id", b"operation_id", "phase", b"phase", "pid", b"pid", "progress", b"progress", "ready_time", b"ready_time", "replica_index", b"replica_index", "restart_ages_s", b"restart_ages_s", "shard_count", b"shard_count", "shard_index", b"shard_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stage_id", b"stage_id", "stage_name", b"stage_name", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_memory_bytes", b"_memory_bytes", "abilities", b"abilities", "addresses", b"addresses", "attempt", b"attempt", "busy_for_s", b"busy_for_s", "committed", b"committed", "create_time", b"create_time", "deployment", b"deployment", "devices", b"devices", "endpoints", b"endpoints", "entry", b"entry", "failure_id", b"failure_id", "generation", b"generation", "instance_id", b"instance_id", "measured_memory", b"measured_memory", "memory_bytes", b"memory_bytes", "model_name", b"model_name", "model_version", b"model_version", "operation_id", b"operation_id", "phase", b"phase", "pid", b"pid", "predicted_memory", b"predicted_memory", "progress", b"progress", "ready_time", b"ready_time", "replica_index", b"replica_index", "restart_ages_s", b"restart_ages_s", "shard_count", b"shard_count", "shard_index", b"shard_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stage_id", b"stage_id", "stage_name", b"stage_name", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__busy_for_s: _TypeAlias = _typing.Literal["busy_for_s"]  # noqa: Y015
     _WhichOneofArgType__busy_for_s: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s"]  # noqa: Y015
@@ -901,6 +913,38 @@ class ShardRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_bytes) -> _WhichOneofReturnType__memory_bytes | None: ...
 
 Global___ShardRecord: _TypeAlias = ShardRecord  # noqa: Y015
+
+@_typing.final
+class MemoryProfile(_message.Message):
+    """Memory of a stage on that of its cards where it is most, as its phases measured it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    GRAPH_BYTES_FIELD_NUMBER: _builtins.int
+    weights_bytes: _builtins.int
+    """In use after LOAD."""
+    peak_bytes: _builtins.int
+    """The most that was in use in MEASURE, the weights among it."""
+    graph_bytes: _builtins.int
+    """What CAPTURE added; absent before its end."""
+    def __init__(
+        self,
+        *,
+        weights_bytes: _builtins.int = ...,
+        peak_bytes: _builtins.int = ...,
+        graph_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_graph_bytes", b"_graph_bytes", "graph_bytes", b"graph_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_graph_bytes", b"_graph_bytes", "graph_bytes", b"graph_bytes", "peak_bytes", b"peak_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__graph_bytes: _TypeAlias = _typing.Literal["graph_bytes"]  # noqa: Y015
+    _WhichOneofArgType__graph_bytes: _TypeAlias = _typing.Literal["_graph_bytes", b"_graph_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__graph_bytes) -> _WhichOneofReturnType__graph_bytes | None: ...
+
+Global___MemoryProfile: _TypeAlias = MemoryProfile  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
@@ -1447,7 +1491,9 @@ class DeploymentSpec(_message.Message):
     entry: _builtins.str
     """The stage that `call` reaches when none is named; empty means the first."""
     overlap_loads: _builtins.bool
-    """Loads of one group may overlap. Not built yet: true is refused with NOT_YET."""
+    """Stages that share a card may load side by side; they measure their memory one after another all
+    the same. Not where one of them has shards on several workers: those start one after another.
+    """
     @_builtins.property
     def model(self) -> Global___ModelInfo:
         """What is served, for people and catalogues."""
@@ -1621,22 +1667,28 @@ class MemoryNeed(_message.Message):
     UTILIZATION_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     RESERVE_BYTES_FIELD_NUMBER: _builtins.int
+    REUSE_PROFILE_FIELD_NUMBER: _builtins.int
     utilization: _builtins.float
     """A share of the card's total, in (0, 1]."""
     bytes: _builtins.int
     """Bytes."""
     reserve_bytes: _builtins.int
     """Added once per stage and card, for what lies outside of the model's own accounting."""
+    reuse_profile: _builtins.bool
+    """What an earlier start of this kind measured on the worker may stand in for MEASURE: the same
+    class, arguments, shard and model of card. Without such a start MEASURE runs.
+    """
     def __init__(
         self,
         *,
         utilization: _builtins.float = ...,
         bytes: _builtins.int = ...,
         reserve_bytes: _builtins.int = ...,
+        reuse_profile: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "utilization", b"utilization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "reserve_bytes", b"reserve_bytes", "utilization", b"utilization"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "reserve_bytes", b"reserve_bytes", "reuse_profile", b"reuse_profile", "utilization", b"utilization"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_amount: _TypeAlias = _typing.Literal["utilization", "bytes"]  # noqa: Y015
     _WhichOneofArgType_amount: _TypeAlias = _typing.Literal["amount", b"amount"]  # noqa: Y015
