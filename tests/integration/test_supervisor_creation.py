@@ -266,11 +266,6 @@ async def test_every_wrong_field_of_a_spec_is_named_at_once(endpoint, agent):
 
 
 async def test_what_a_later_release_builds_is_refused_as_not_yet(endpoint, agent):
-    later = spec()
-    later.overlap_loads = True
-    async with refused(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET") as details:
-        await create(endpoint, later)
-    assert "overlap_loads" in details[0].message
     async with channel_to(endpoint) as channel:
         stub = deployment_service_pb2_grpc.DeploymentServiceStub(channel)
         async with refused(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET") as details:

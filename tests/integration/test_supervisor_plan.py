@@ -142,14 +142,10 @@ async def test_supervisor_that_recovers_answers_with_that(them, agent):
     assert len(shown.groups) == 2
 
 
-async def test_wrong_and_later_specs_are_refused_as_by_a_creation(endpoint):
+async def test_wrong_specs_are_refused_as_by_a_creation(endpoint):
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD") as details:
         await plan(endpoint, types_pb2.DeploymentSpec(name="a/b"))
     assert {path for path, _ in details[0].violations} == {"name", "stages"}
-    later = spec()
-    later.overlap_loads = True
-    async with refused(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET"):
-        await plan(endpoint, later)
     async with channel_to(endpoint) as channel:
         stub = deployment_service_pb2_grpc.DeploymentServiceStub(channel)
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD"):

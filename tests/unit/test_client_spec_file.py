@@ -28,7 +28,7 @@ stages:
     entrypoint: my_models.omni:Thinker
     args: {weights: /models/omni, layers: 3, rate: 0.5, deep: {at: [1, null, true]}}
     devices: [0]
-    memory: {utilization: 0.9, reserve: 2GiB}
+    memory: {utilization: 0.9, reserve: 2GiB, reuse_profile: true}
     shard_count: 1
     env: {LOG_LEVEL: debug}
     start_timeout_s: 600
@@ -37,7 +37,7 @@ stages:
     max_in_flight: 8
   - {name: talker, entrypoint: my_models.omni:Talker, devices: [1], memory: {bytes: 12GiB}}
 placement: {workers: [node-1], device_pool: [GPU-1]}
-overlap_loads: false
+overlap_loads: true
 """
 
 MINIMAL = "name: m\nstages:\n  - name: s\n    entrypoint: a:B\n"
@@ -63,7 +63,11 @@ def test_every_key_of_this_release_is_read():
                 "args_json": '{"weights":"/models/omni","layers":3,"rate":0.5,'
                 '"deep":{"at":[1,null,true]}}',
                 "devices": [0],
-                "memory": {"utilization": 0.9, "reserve_bytes": str(2 * 2**30)},
+                "memory": {
+                    "utilization": 0.9,
+                    "reserve_bytes": str(2 * 2**30),
+                    "reuse_profile": True,
+                },
                 "shard_count": 1,
                 "env": {"LOG_LEVEL": "debug"},
                 "start_timeout_s": 600,
@@ -79,6 +83,7 @@ def test_every_key_of_this_release_is_read():
             },
         ],
         "placement": {"workers": ["node-1"], "device_pool": ["GPU-1"]},
+        "overlap_loads": True,
     }
 
 
@@ -137,13 +142,7 @@ stages:
     ("extra", "path", "words"),
     [
         ("restart: {strategy: one_for_one}", "restart", "deploy the same file again"),
-        ("overlap_loads: true", "overlap_loads", "one by one"),
         ("    command: [vllm, serve]", "stages[0].command", "Stage class"),
-        (
-            "    memory: {bytes: 1, reuse_profile: true}\n    devices: [0]",
-            "stages[0].memory.reuse_profile",
-            "measur",
-        ),
         ("    ready: {http: /health}", "stages[0].ready", "phases"),
         ("    live: {http: /health}", "stages[0].live", "process"),
         ("    canary: {http: /x}", "stages[0].canary", "endpoint"),

@@ -41,6 +41,7 @@ CLAIMS = st.builds(model.DeviceClaim, TEXT, U64, maybe(U64))
 ADDRESSES = st.builds(model.ShardAddress, TEXT, st.sampled_from(["grpc", "http"]), TEXT)
 ENDPOINTS = st.builds(model.EndpointInfo, TEXT, st.booleans(), st.booleans())
 PROGRESS = st.builds(model.Progress, U64, U64, U64, TEXT)
+PROFILES = st.builds(model.MemoryProfile, U64, U64, maybe(U64))
 SHARDS = st.builds(
     model.ShardRecord,
     deployment=TEXT,
@@ -72,6 +73,8 @@ SHARDS = st.builds(
     entry=st.booleans(),
     failure_id=TEXT,
     progress=PROGRESS,
+    predicted_memory=maybe(PROFILES),
+    measured_memory=maybe(PROFILES),
 )
 I32 = st.integers(-(2**31), 2**31 - 1)
 EXITS = st.builds(model.ExitInfo, maybe(I32), maybe(I32), st.booleans(), st.booleans())
@@ -137,7 +140,12 @@ OPERATIONS = st.builds(
 )
 PEERS = st.builds(model.Peer, U32, TEXT, U32, TEXT, TEXT)
 NEEDS = st.one_of(
-    st.builds(model.MemoryNeed, utilization=st.floats(0, 1), reserve_bytes=U64),
+    st.builds(
+        model.MemoryNeed,
+        utilization=st.floats(0, 1),
+        reserve_bytes=U64,
+        reuse_profile=st.booleans(),
+    ),
     st.builds(model.MemoryNeed, bytes=U64, reserve_bytes=U64),
     st.just(model.MemoryNeed()),
 )
@@ -223,9 +231,9 @@ def test_report_converted_there_and_back_is_equal(report):
     assert (message.cluster, message.digest) == ("c", b"d")
 
 
-@given(stages=tuples(STARTS), generation=GENERATIONS, info=MODELS)
+@given(stages=tuples(STARTS), generation=GENERATIONS, info=MODELS, overlap_loads=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_plan_converted_there_and_back_is_equal(stages, generation, info):
+def test_plan_converted_there_and_back_is_equal(stages, generation, info, overlap_loads):
     fields: dict[str, Any] = {"operation_id": "op", "deployment": "d", "replica_index": 1}
     plan = model.OperationPlan(
         **fields,
@@ -236,6 +244,7 @@ def test_plan_converted_there_and_back_is_equal(stages, generation, info):
         entry_stage_id=StageId(2),
         spec_revision=4,
         model=info,
+        overlap_loads=overlap_loads,
     )
     header = convert.header_to_proto("c", Epoch(3, "s"), 7)
     message = convert.plan_to_proto(plan, header, agent_pb2.OPERATION_STEP_START)

@@ -185,7 +185,9 @@ class _SpecReader(TreeReader):
                 "entry": lambda value, path: self.set(spec, "entry", self.text(value, path)),
                 "stages": stages,
                 "placement": placement,
-                "overlap_loads": self.only_false("loads that share a card go one by one"),
+                "overlap_loads": lambda value, path: self.set(
+                    spec, "overlap_loads", self.flag(value, path)
+                ),
             },
             required=("name", "stages"),
             later=_LATER_KEYS,
@@ -281,7 +283,9 @@ class _SpecReader(TreeReader):
                 ),
                 "bytes": lambda value, at: self.set(need, "bytes", self.size(value, at)),
                 "reserve": lambda value, at: self.set(need, "reserve_bytes", self.size(value, at)),
-                "reuse_profile": self.only_false("every start measures"),
+                "reuse_profile": lambda value, at: self.set(
+                    need, "reuse_profile", self.flag(value, at)
+                ),
             },
         )
         if isinstance(tree, Mappings):

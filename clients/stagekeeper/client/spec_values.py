@@ -145,18 +145,14 @@ class TreeReader:
         self.problem(path, f"needs a size like 12GiB (units: {', '.join(_UNITS)})", tree.line)
         return None
 
+    def flag(self, tree: Tree, path: str) -> bool | None:
+        """Read true or false."""
+        if isinstance(tree, Scalar) and isinstance(tree.value, bool):
+            return tree.value
+        self.problem(path, "needs true or false", tree.line)
+        return None
+
     # --- what to say
-
-    def only_false(self, instead: str) -> Take:
-        """Make a taker of a switch that only a later release can turn on."""
-
-        def take(value: Tree, path: str) -> None:
-            if isinstance(value, Scalar) and value.value is True:
-                self.not_yet(path, "true", instead, value.line)
-            elif not (isinstance(value, Scalar) and value.value is False):
-                self.problem(path, "needs true or false", value.line)
-
-        return take
 
     def not_yet(self, path: str, what: str, instead: str, line: int) -> None:
         """Note that something comes later, and what to do until then."""

@@ -26,6 +26,8 @@ def shard_without_figures(shard: ShardRecord) -> ShardRecord:
         progress=NO_PROGRESS,
         memory_bytes=None,
         restart_ages_s=(),
+        predicted_memory=None,
+        measured_memory=None,
         busy_for_s=None if shard.busy_for_s is None else 0.0,
         devices=tuple(replace(claim, used_bytes=None) for claim in shard.devices),
     )

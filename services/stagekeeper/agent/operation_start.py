@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Final
 
 import structlog
@@ -93,6 +93,8 @@ class OperationStart:
         plan = operation.plan
         assert plan is not None
         starts = {start.stage_id: start for start in plan.stages if start.stage_id in stage_ids}
+        # What overlaps are the loads: each stage measures alone under its cards' phase lock.
+        is_side_by_side = plan.overlap_loads or not in_turn
 
         async def bring_up(stage_id: StageId) -> StageProcess:
             try:
@@ -112,7 +114,7 @@ class OperationStart:
 
         try:
             await run_init_async(
-                {it: start.device_ids if in_turn else () for it, start in starts.items()},
+                {it: () if is_side_by_side else start.device_ids for it, start in starts.items()},
                 bring_up,
                 leave,
             )
@@ -130,7 +132,7 @@ class OperationStart:
                 stage = await self._begin(operation, plan, start, held)
             else:
                 with operation.waits():
-                    await held.enter_async_context(self._cards.alone_on(start.device_ids))
+                    await held.enter_async_context(self._turn(plan, start))
             return await self._see_up(operation, stage, start)
 
     async def _begin(
@@ -145,7 +147,7 @@ class OperationStart:
         try:
             with operation.waits():
                 async with turn:
-                    await held.enter_async_context(self._cards.alone_on(start.device_ids))
+                    await held.enter_async_context(self._turn(plan, start))
                     if operation.is_halted:
                         raise _Halted(f"{operation} is being undone")
                     self._forget_failed(plan, start)
@@ -153,6 +155,11 @@ class OperationStart:
         except OSError:
             self._forget_unborn(plan, start)
             raise
+
+    def _turn(self, plan: OperationPlan, start: StageStart) -> AbstractAsyncContextManager[None]:
+        """Return the turn on a stage's cards, which loads that may overlap have together."""
+        together_with = plan.operation_id if plan.overlap_loads else ""
+        return self._cards.alone_on(start.device_ids, together_with=together_with)
 
     async def _see_up(
         self, operation: Operation, stage: StageProcess, start: StageStart

@@ -129,6 +129,7 @@ class Spawner:
             cache_dir=str(directory.cache),
             lock_dir=str(self._settings.lock_dir.absolute()),
             lock_limit_s=self._settings.lock_limit_s,
+            skips_measure=spec.memory is not None and spec.memory.reuse_profile,
         )
 
     def _launch_device(self, start: StageStart, device_id: DeviceId) -> LaunchDevice:

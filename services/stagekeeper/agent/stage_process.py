@@ -34,6 +34,7 @@ from stagekeeper.core.states import SHARD_MOVES, IllegalMove, Phase, ShardState,
 from stagekeeper.host.process import ProcessHandle, resident_bytes
 from stagekeeper.runtime.clock import Clock
 from stagekeeper.runtime.convert import (
+    memory_profile_from_proto,
     phase_from_proto,
     progress_from_proto,
     shard_state_from_proto,
@@ -256,6 +257,10 @@ class StageProcess:
             changes["devices"] = tuple(
                 replace(claim, used_bytes=message.device_bytes) for claim in self.shard.devices
             )
+        if message.HasField("predicted_memory"):
+            changes["predicted_memory"] = memory_profile_from_proto(message.predicted_memory)
+        if message.HasField("measured_memory"):
+            changes["measured_memory"] = memory_profile_from_proto(message.measured_memory)
         becomes_ready = state is ShardState.READY and not self.shard.ready_time
         if becomes_ready:
             changes["ready_time"] = self._clock.wall()

@@ -51,11 +51,15 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a stage needs of each of its cards: a share of the total in (0, 1], or bytes."""
+    """What a stage needs of each of its cards: a share of the total in (0, 1], or bytes.
+
+    `reuse_profile`: what an earlier start of this kind measured may stand in for MEASURE.
+    """
 
     utilization: float | None = None
     bytes: int | None = None
     reserve_bytes: int = 0
+    reuse_profile: bool = False
 
     def on_card(self, total_bytes: int) -> int:
         """Return the bytes that admission counts on a card of `total_bytes`."""
@@ -99,6 +103,7 @@ class DeploymentSpec:
     entry: str = ""
     model: ModelInfo = ModelInfo()
     placement: Placement = Placement()
+    overlap_loads: bool = False
 
     @property
     def entry_stage_id(self) -> StageId:
@@ -192,6 +197,19 @@ NO_PROGRESS = Progress()
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """Memory of a stage on that of its cards where it is most, as its phases measured it.
+
+    `weights_bytes` are in use after LOAD, `peak_bytes` at most in MEASURE, the weights among them;
+    `graph_bytes` is what CAPTURE added, None before its end.
+    """
+
+    weights_bytes: int
+    peak_bytes: int
+    graph_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ShardRecord:
     """One shard as its agent holds it: an entry of a worker's slice."""
 
@@ -224,6 +242,8 @@ class ShardRecord:
     entry: bool = False
     failure_id: FailureId = FailureId("")
     progress: Progress = NO_PROGRESS
+    predicted_memory: MemoryProfile | None = None
+    measured_memory: MemoryProfile | None = None
 
     @property
     def replica(self) -> ReplicaKey:
@@ -430,7 +450,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class OperationPlan:
-    """One start of a replica on one worker: all that reserve, start and commit need to know."""
+    """One start of a replica on one worker: all that reserve, start and commit need to know.
+
+    `overlap_loads`: stages that share a card and start in one step load side by side.
+    """
 
     operation_id: OperationId
     deployment: DeploymentName
@@ -442,6 +465,7 @@ class OperationPlan:
     entry_stage_id: StageId
     spec_revision: int
     model: ModelInfo = field(default_factory=ModelInfo)
+    overlap_loads: bool = False
 
     @property
     def replica(self) -> ReplicaKey:

@@ -43,6 +43,7 @@ from stagekeeper.core.limits import (
 from stagekeeper.core.model import (
     Device,
     Failure,
+    MemoryProfile,
     OperationRecord,
     RefusedEntry,
     RollbackRecord,
@@ -231,6 +232,9 @@ def _shard_problem(record: ShardRecord, newest: Generation) -> tuple[Reason, str
             return Reason.BAD_FIELD, f"devices: cannot hold {claim.reserved_bytes} bytes"
         if claim.used_bytes is not None and claim.used_bytes > LARGEST_BYTES:
             return Reason.BAD_FIELD, f"devices: cannot use {claim.used_bytes} bytes"
+    for profile in (record.predicted_memory, record.measured_memory):
+        if profile is not None and max(_bytes_of(profile)) > LARGEST_BYTES:
+            return Reason.BAD_FIELD, f"its memory cannot be {max(_bytes_of(profile))} bytes"
     ids = f"{record.instance_id}{record.operation_id}{record.failure_id}"
     # Nearly all are short and plain, and this is said of every shard of every registration.
     if (len(ids) > LONGEST_ID or not (ids.isascii() and ids.isprintable())) and (
@@ -244,6 +248,10 @@ def _shard_problem(record: ShardRecord, newest: Generation) -> tuple[Reason, str
     if record.busy_for_s is not None and (problem := seconds_problem(record.busy_for_s)):
         return Reason.BAD_FIELD, f"busy_for_s: {problem}"
     return None
+
+
+def _bytes_of(profile: MemoryProfile) -> tuple[int, ...]:
+    return profile.weights_bytes, profile.peak_bytes, profile.graph_bytes or 0
 
 
 def _ids_problem(record: ShardRecord) -> str:

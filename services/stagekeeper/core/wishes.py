@@ -120,6 +120,7 @@ def _start(
                 entry_stage_id=spec.entry_stage_id,
                 spec_revision=wish.spec_revision,
                 model=spec.model,
+                overlap_loads=spec.overlap_loads,
             )
             for shard_index, place in enumerate(places)
         )

@@ -28,8 +28,10 @@ from stagekeeper.core.field_check import (
     seconds_problem,
 )
 from stagekeeper.core.limits import MOST_PEERS, MOST_SHARDS_OF_STAGE, MOST_STAGES
+from stagekeeper.core.model import MemoryProfile
 from stagekeeper.core.names import cut, name_problem, shown
 from stagekeeper.core.states import Phase, ShardState
+from stagekeeper.runtime.convert import memory_profile_to_proto
 from stagekeeper.runtime.errors import answers_refusals
 from stagekeeper.stage.activity import Activity
 from stagekeeper.stage.siblings import PeerAddress
@@ -175,6 +177,8 @@ class StageControlService(StageControlServiceServicer):
             error=failure.error if failure else "",
             traceback=failure.traceback if failure else "",
             out_of_memory=failure.out_of_memory if failure else False,
+            predicted_memory=_profile_to_proto(vitals.predicted_memory),
+            measured_memory=_profile_to_proto(vitals.measured_memory),
         )
 
     # --- when to send
@@ -236,6 +240,10 @@ class StageControlService(StageControlServiceServicer):
                 f"instance {self._instance_id} answers here, not {shown(instance_id)}",
                 metadata={"instance_id": self._instance_id},
             )
+
+
+def _profile_to_proto(profile: MemoryProfile | None) -> types_pb2.MemoryProfile | None:
+    return None if profile is None else memory_profile_to_proto(profile)
 
 
 def _check_peers(peers: Sequence[types_pb2.Peer]) -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 
+from stagekeeper.core.model import MemoryProfile
 from stagekeeper.runtime.launch import Launch
 from stagekeeper.stage.memory import HoldsMemory, MemoryMeter
-from stagekeeper.stage.profile import MemoryProfile, keep_profile, read_profile
+from stagekeeper.stage.profile import keep_profile, read_profile
 from stagekeeper.stage.vitals import Vitals
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,10 @@ class StageMemory:
         """Show what is known by now. On the event loop."""
         if self._meter is None:
             return
-        self._vitals.uses(self._used_bytes)
+        measured = None
+        if self._peak_bytes is not None:
+            measured = MemoryProfile(self._weights_bytes, self._peak_bytes, self._graph_bytes)
+        self._vitals.uses(self._used_bytes, predicted=self._predicted, measured=measured)
 
     @property
     def _foreseen_bytes(self) -> int:
@@ -158,9 +162,7 @@ class StageMemory:
             graph_bytes = self._predicted.graph_bytes
         keep_profile(
             self._launch,
-            MemoryProfile(
-                weights_bytes=self._weights_bytes, peak_bytes=peak_bytes, graph_bytes=graph_bytes
-            ),
+            MemoryProfile(self._weights_bytes, peak_bytes, graph_bytes),
         )
 
 

@@ -19,6 +19,7 @@ from typing import Annotated
 import msgspec
 
 from stagekeeper.core.limits import LARGEST_BYTES
+from stagekeeper.core.model import MemoryProfile
 from stagekeeper.runtime.launch import Launch
 
 _FOLDER = "profiles"
@@ -28,15 +29,7 @@ _log = logging.getLogger(__name__)
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BYTES)]
 
 
-class MemoryProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a stage on the card where it is most.
-
-    Attributes:
-        weights_bytes: in use after LOAD.
-        peak_bytes: the most that was in use in MEASURE, the weights among it.
-        graph_bytes: what CAPTURE added; None where that never came to its end.
-    """
-
+class _File(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: _Bytes
     peak_bytes: _Bytes
     graph_bytes: _Bytes | None = None
@@ -45,12 +38,13 @@ class MemoryProfile(msgspec.Struct, frozen=True, kw_only=True):
 def read_profile(launch: Launch) -> MemoryProfile | None:
     """Return what was kept of an earlier start of this kind; None when there is nothing."""
     try:
-        return msgspec.json.decode(_path(launch).read_bytes(), type=MemoryProfile)
+        file = msgspec.json.decode(_path(launch).read_bytes(), type=_File)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
         _log.warning("the memory profile %s cannot be read: %s", _path(launch), error)
         return None
+    return MemoryProfile(file.weights_bytes, file.peak_bytes, file.graph_bytes)
 
 
 def keep_profile(launch: Launch, profile: MemoryProfile) -> None:

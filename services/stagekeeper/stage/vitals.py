@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stagekeeper.actor import Endpoint
+from stagekeeper.core.model import MemoryProfile
 from stagekeeper.core.states import SHARD_MOVES, Phase, ShardState, check_move
 from stagekeeper.stage.author_traceback import author_traceback
 
@@ -37,6 +38,8 @@ class Vitals:
         """(name, url) of each gRPC address."""
         self.endpoints: tuple[Endpoint, ...] = ()
         self.device_bytes: int | None = None
+        self.predicted_memory: MemoryProfile | None = None
+        self.measured_memory: MemoryProfile | None = None
         self.failure: PhaseFailure | None = None
         self.on_change: Callable[[], None] = lambda: None
 
@@ -49,8 +52,17 @@ class Vitals:
         self.endpoints = tuple(endpoints)
         self.on_change()
 
-    def uses(self, device_bytes: int | None) -> None:
+    def uses(
+        self,
+        device_bytes: int | None,
+        *,
+        predicted: MemoryProfile | None = None,
+        measured: MemoryProfile | None = None,
+    ) -> None:
+        """Say what is in use, what an earlier start measured, and what this one has so far."""
         self.device_bytes = device_bytes
+        self.predicted_memory = predicted
+        self.measured_memory = measured
         self.on_change()
 
     def serves(self, addresses: Iterable[tuple[str, str]]) -> None:

@@ -181,12 +181,6 @@ def _checked_spec(
         raise bad_fields([FieldProblem("spec", "is missing")])
     spec = spec_from_proto(request.spec)
     check_spec(spec)
-    if request.spec.overlap_loads:
-        raise Refused(
-            Reason.NOT_YET,
-            "overlap_loads is not built yet: leave it out, and stages that share a card start "
-            "one after another",
-        )
     return spec
 
 

@@ -37,6 +37,8 @@ from stagekeeper.runtime.convert.reports import (
 from stagekeeper.runtime.convert.shards import (
     device_from_proto,
     device_to_proto,
+    memory_profile_from_proto,
+    memory_profile_to_proto,
     model_info_from_proto,
     model_info_to_proto,
     progress_from_proto,
@@ -89,6 +91,8 @@ __all__ = [
     "hold_reason_to_proto",
     "memory_need_from_proto",
     "memory_need_to_proto",
+    "memory_profile_from_proto",
+    "memory_profile_to_proto",
     "mode_to_proto",
     "model_info_from_proto",
     "model_info_to_proto",

@@ -30,6 +30,7 @@ from stagekeeper.core.model import (
     DeviceClaim,
     EndpointInfo,
     ForeignHolder,
+    MemoryProfile,
     ModelInfo,
     Progress,
     ShardAddress,
@@ -106,6 +107,22 @@ def progress_from_proto(message: pb2.Progress) -> Progress:
     return Progress(message.counter, message.done, message.total, message.note)
 
 
+def memory_profile_to_proto(profile: MemoryProfile) -> pb2.MemoryProfile:
+    return pb2.MemoryProfile(
+        weights_bytes=profile.weights_bytes,
+        peak_bytes=profile.peak_bytes,
+        graph_bytes=profile.graph_bytes,
+    )
+
+
+def memory_profile_from_proto(message: pb2.MemoryProfile) -> MemoryProfile:
+    return MemoryProfile(
+        message.weights_bytes,
+        message.peak_bytes,
+        message.graph_bytes if message.HasField("graph_bytes") else None,
+    )
+
+
 def shard_to_proto(record: ShardRecord, *, state: ShardState | None = None) -> pb2.ShardRecord:
     """Convert a shard; `state` replaces its own, where a derived one is to be shown."""
     message = pb2.ShardRecord(
@@ -163,6 +180,10 @@ def shard_to_proto(record: ShardRecord, *, state: ShardState | None = None) -> p
         message.ready_time.CopyFrom(time_to_proto(record.ready_time))
     if record.progress is not NO_PROGRESS:
         message.progress.CopyFrom(progress_to_proto(record.progress))
+    if record.predicted_memory is not None:
+        message.predicted_memory.CopyFrom(memory_profile_to_proto(record.predicted_memory))
+    if record.measured_memory is not None:
+        message.measured_memory.CopyFrom(memory_profile_to_proto(record.measured_memory))
     return message
 
 
@@ -219,6 +240,8 @@ def shard_from_proto(message: pb2.ShardRecord, shared: SharedParts | None = None
     generation = message.generation
     epoch = generation.epoch
     progress = message.progress if has("progress") else None
+    predicted = message.predicted_memory if has("predicted_memory") else None
+    measured = message.measured_memory if has("measured_memory") else None
     return ShardRecord(
         deployment=DeploymentName(text(message.deployment)),
         replica_index=ReplicaIndex(message.replica_index),
@@ -267,6 +290,8 @@ def shard_from_proto(message: pb2.ShardRecord, shared: SharedParts | None = None
         entry=message.entry,
         failure_id=FailureId(message.failure_id),
         progress=NO_PROGRESS if progress is None else progress_from_proto(progress),
+        predicted_memory=None if predicted is None else memory_profile_from_proto(predicted),
+        measured_memory=None if measured is None else memory_profile_from_proto(measured),
     )
 
 

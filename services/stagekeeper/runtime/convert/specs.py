@@ -1,8 +1,7 @@
 """Specs, and the plan of an operation as its agent is told it.
 
 Decided here: the defaults of fields that were left out (0 replicas are 1). What a field may hold is
-the core's to judge. `overlap_loads` has no value in the core yet, so whoever takes a spec from a
-user has to look at it.
+the core's to judge.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from stagekeeper.v1 import types_pb2 as pb2
 
 
 def memory_need_to_proto(need: MemoryNeed) -> pb2.MemoryNeed:
-    message = pb2.MemoryNeed(reserve_bytes=need.reserve_bytes)
+    message = pb2.MemoryNeed(reserve_bytes=need.reserve_bytes, reuse_profile=need.reuse_profile)
     if need.bytes is not None:
         message.bytes = need.bytes
     elif need.utilization is not None:
@@ -54,6 +53,7 @@ def memory_need_from_proto(message: pb2.MemoryNeed) -> MemoryNeed:
         utilization=message.utilization if amount == "utilization" else None,
         bytes=message.bytes if amount == "bytes" else None,
         reserve_bytes=message.reserve_bytes,
+        reuse_profile=message.reuse_profile,
     )
 
 
@@ -103,6 +103,7 @@ def spec_to_proto(spec: DeploymentSpec) -> pb2.DeploymentSpec:
             if placement == Placement()
             else pb2.Placement(workers=placement.workers, device_pool=placement.device_pool)
         ),
+        overlap_loads=spec.overlap_loads,
     )
 
 
@@ -117,6 +118,7 @@ def spec_from_proto(message: pb2.DeploymentSpec) -> DeploymentSpec:
             tuple(WorkerId(worker) for worker in message.placement.workers),
             tuple(DeviceId(device) for device in message.placement.device_pool),
         ),
+        overlap_loads=message.overlap_loads,
     )
 
 
@@ -180,6 +182,7 @@ def plan_to_proto(
         stage_count=plan.stage_count,
         start_stage_ids=start_stage_ids,
         peers=[peer_to_proto(peer) for peer in peers],
+        overlap_loads=plan.overlap_loads,
     )
 
 
@@ -219,4 +222,5 @@ def plan_from_proto(message: agent_pb2.InitStageRequest, worker_id: WorkerId) ->
         entry_stage_id=StageId(message.entry_stage_id),
         spec_revision=message.spec_revision,
         model=model_info_from_proto(message.model),
+        overlap_loads=message.overlap_loads,
     )
