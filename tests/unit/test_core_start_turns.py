@@ -25,11 +25,18 @@ CARDS = {"w1": 1, "w2": 1}
 class Turns:
     """A world of workers with one card each, and what was handed out in it."""
 
-    def __init__(self, world: World | None = None, *, cards: dict[str, int] = CARDS) -> None:
+    def __init__(
+        self,
+        world: World | None = None,
+        *,
+        cards: dict[str, int] = CARDS,
+        domains: dict[tuple[str, int], str] | None = None,
+    ) -> None:
         self.world = world or World()
         self.cards = cards
         self.revisions = dict.fromkeys(cards, 0)
         self.held: dict[str, dict[str, tuple[ReplicaStart, _S]]] = {it: {} for it in cards}
+        self.domains = domains or {}
         self.begun: list[str] = []
         if world is None:
             for worker in cards:
@@ -47,7 +54,10 @@ class Turns:
                 shards += started_shards(part, state=up, committed=state is _S.COMMITTED)
         records = tuple(record_of(start.part_of(worker), state) for start, state in held)
         fields = {"revision": self.revisions[worker], "operations": records, **changes}
-        fields["devices"] = tuple(device(number) for number in range(self.cards[worker]))
+        fields["devices"] = tuple(
+            device(number, lock_domain_id=self.domains.get((worker, number), ""))
+            for number in range(self.cards[worker])
+        )
         return self.note(self.world.register(worker, shards, **fields))
 
     def note(self, commands: list[Any]) -> list[Any]:
@@ -92,6 +102,22 @@ def test_the_second_gang_on_the_cards_begins_when_the_first_one_is_up() -> None:
     turns.come_up(first)
     assert turns.begun == ["a", "b"]
     assert "after" not in turns.reason("b")
+
+
+def test_gangs_of_other_workers_on_the_same_cards_go_by_age_too() -> None:
+    """Two agents of one host see the same cards, under names that each of them chose."""
+    cards = dict.fromkeys(("w1", "w2", "w3", "w4"), 1)
+    domains = {("w1", 0): "h1/GPU-a", ("w3", 0): "h1/GPU-a"}
+    turns = Turns(cards=cards, domains=domains)
+    placed = {}
+    for name, workers in (("a", ("w1", "w2")), ("b", ("w3", "w4"))):
+        placement = replace(GANG.placement, workers=workers)
+        placed[name] = turns.deploy(name, replace(GANG, placement=placement))
+    assert turns.begun == ["a"]
+
+    turns.come_up(placed["a"])
+
+    assert turns.begun == ["a", "b"]
 
 
 def test_a_gang_begins_when_the_one_before_it_has_failed() -> None:

@@ -133,6 +133,7 @@ class Operation:
 class OperationBook:
     """All operations of this reign, by id, by replica, by deployment and by worker; and the mint.
 
+    `spanning` are those of several workers.
     `condemned` are starts that were decided and lost a part: what is committed of them is stopped.
     `waiting` are those that wait for another one.
     """
@@ -143,6 +144,7 @@ class OperationBook:
     by_replica: dict[ReplicaKey, Operation] = field(default_factory=dict)
     by_deployment: dict[DeploymentName, set[OperationId]] = field(default_factory=dict)
     by_worker: dict[WorkerId, set[OperationId]] = field(default_factory=dict)
+    spanning: dict[OperationId, None] = field(default_factory=dict)
     condemned: dict[OperationId, ReplicaStart] = field(default_factory=dict)
     waiting: dict[OperationId, None] = field(default_factory=dict)
 
@@ -168,11 +170,14 @@ class OperationBook:
         self.by_deployment.setdefault(start.replica.deployment, set()).add(start.operation_id)
         for worker_id in start.worker_ids:
             self.by_worker.setdefault(worker_id, set()).add(start.operation_id)
+        if start.is_spanning:
+            self.spanning[start.operation_id] = None
 
     def remove(self, operation: Operation) -> None:
         start = operation.start
         del self.by_id[start.operation_id]
         self.waiting.pop(start.operation_id, None)
+        self.spanning.pop(start.operation_id, None)
         del self.by_replica[start.replica]
         _drop(self.by_deployment, start.replica.deployment, start.operation_id)
         for worker_id in start.worker_ids:
@@ -187,6 +192,9 @@ class OperationBook:
 
     def of_worker(self, worker_id: WorkerId) -> list[Operation]:
         return self._sorted(self.by_worker.get(worker_id, ()))
+
+    def of_several_workers(self) -> list[Operation]:
+        return self._sorted(self.spanning)
 
     def _sorted(self, ids: Iterable[OperationId]) -> list[Operation]:
         found = [self.by_id[operation_id] for operation_id in ids]

@@ -9,52 +9,65 @@ Not decided here: the order inside one start (`start_run`), and that stages whic
 shards on one worker take turns on its cards (its agent sees to that; they wait for nobody else).
 
 Invariant: of the starts that may still have a stage coming up, no two that are handed out have
-stages of several shards on a common card.
+stages of several shards on a common card, whichever agents name it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
+from stagekeeper.core.cluster import Cluster
 from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import ReplicaStart
-from stagekeeper.core.operations import Operation, OperationBook
+from stagekeeper.core.operations import Operation
+
+_CardKey = tuple[str, str]
 
 
-def start_ahead(book: OperationBook, operation: Operation) -> Operation | None:
+def start_ahead(cluster: Cluster, operation: Operation) -> Operation | None:
     """Return the oldest start that an operation has to let go first; None when it may begin.
 
     One that is decided has all of its stages up, and of one that is cancelled nothing comes up any
     more.
     """
-    cards = gang_cards(operation.start)
+    cards = gang_cards(cluster, operation.start)
     if not cards:
         return None
     generation = operation.start.generation
-    for other in _sharing_workers(book, operation.start):
+    for other in cluster.operations.of_several_workers():
         if other.start.generation >= generation:
             return None
         if not (
-            other.is_decided or other.is_cancelled or cards.isdisjoint(gang_cards(other.start))
+            other.is_decided
+            or other.is_cancelled
+            or cards.isdisjoint(gang_cards(cluster, other.start))
         ):
             return other
     return None
 
 
-def gang_cards(start: ReplicaStart) -> frozenset[tuple[WorkerId, DeviceId]]:
-    """Return the cards of those stages of a start that have shards on several workers."""
-    return frozenset(
-        (part.worker_id, device_id)
-        for part in start.parts
-        for stage in part.stages
-        if stage.shard_count > 1
-        for device_id in stage.device_ids
-    )
+def gang_cards(cluster: Cluster, start: ReplicaStart) -> frozenset[_CardKey]:
+    """Return the cards of those stages of a start that have shards on several workers.
+
+    Two agents of a host see one card: it is the same one where both name its lock domain.
+    """
+    return frozenset(_card_keys(cluster, start))
 
 
-def _sharing_workers(book: OperationBook, start: ReplicaStart) -> Iterable[Operation]:
-    """Return the starts that have a worker in common with this one, itself too, oldest first."""
-    found = {
-        it.operation_id: it for worker_id in start.worker_ids for it in book.of_worker(worker_id)
-    }
-    return sorted(found.values(), key=lambda it: it.start.generation)
+def _card_keys(cluster: Cluster, start: ReplicaStart) -> Iterator[_CardKey]:
+    for part in start.parts:
+        wanted = {
+            device_id
+            for stage in part.stages
+            if stage.shard_count > 1
+            for device_id in stage.device_ids
+        }
+        domains = _domains(cluster, part.worker_id) if wanted else {}
+        for device_id in wanted:
+            yield domains.get(device_id) or (part.worker_id, device_id)
+
+
+def _domains(cluster: Cluster, worker_id: WorkerId) -> dict[DeviceId, _CardKey]:
+    worker = cluster.workers.get(worker_id)
+    devices = () if worker is None else worker.checked.devices
+    return {it.device_id: ("", it.lock_domain_id) for it in devices if it.lock_domain_id}

@@ -286,7 +286,7 @@ def _is_wanted(cluster: Cluster, start: ReplicaStart) -> bool:
 
 def _has_turn(cluster: Cluster, operation: Operation) -> bool:
     """Say whether a start may be handed out; one that may not goes on in `take_turns`."""
-    ahead = start_ahead(cluster.operations, operation)
+    ahead = start_ahead(cluster, operation)
     waits_for = None if ahead is None else ahead.start.replica
     if waits_for is None:
         cluster.operations.waiting.pop(operation.operation_id, None)
