@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 
-from benchmarks import actors, init, recovery_load, registry, stage
+from benchmarks import actors, init, phase_lock, recovery_load, registry, stage
 
 BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "heartbeats": registry.heartbeats,
@@ -24,6 +24,7 @@ BENCHMARKS: Mapping[str, Callable[[], Awaitable[None]]] = {
     "actor-failures": actors.failures,
     "actor-calls": actors.actor_calls,
     "actor-spawns": actors.spawns,
+    "phase-lock": phase_lock.phase_lock,
 }
 
 

@@ -189,7 +189,7 @@ async def _round(user: LockUser) -> tuple[float, float]:
 
 async def test_replaced_file_is_noticed_by_those_who_waited_for_the_old_one(users, tmp_path):
     holder, waiter, late = await users.start("holder", "waiter", "late")
-    await holder.holds("alone", "MEASURE")
+    await holder.holds("shared", "LOAD")
     waiter.say("alone", "MEASURE")
     await waiter.is_waiting()
     lock_paths(tmp_path, CARD)[0].unlink()

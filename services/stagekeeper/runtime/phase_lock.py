@@ -2,8 +2,9 @@
 
 LOAD holds it shared, a measurement alone, so that nobody's memory moves while memory is read. Two
 record locks a card, each a file in the host's folder for locks. Who wants the lock first takes the
-*turnstile*, waits there for the lock itself, and lets the turnstile go once it has it: so those
-that come later, readers too, stay behind a writer that waits. Several cards are taken in the order
+*turnstile* and waits there for the lock itself: so those that come later, readers too, stay behind
+a writer that waits. A reader lets the turnstile go once it has the lock. A writer keeps it, so that
+there is one queue, and one hand-over from writer to writer. Several cards are taken in the order
 of their domains, and the lock of none is ever changed into the other kind: it is let go and taken
 anew.
 
@@ -142,7 +143,10 @@ class _Card:
         self.turnstile.take(Mode.ALONE)
         try:
             self.lock.take(mode)
-        finally:
+        except BaseException:
+            self.turnstile.free()
+            raise
+        if mode is Mode.SHARED:
             self.turnstile.free()
         self.slot = HolderSlot(self.lock.descriptor)
         self.slot.take()
@@ -152,6 +156,7 @@ class _Card:
             self.slot.free()
             self.slot = None
         self.lock.free()
+        self.turnstile.free()
 
     def holders(self) -> tuple[Holder, ...]:
         """Return who holds the lock; where nobody does, who stands in the turnstile."""
