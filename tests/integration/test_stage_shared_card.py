@@ -26,6 +26,7 @@ FAILED = types_pb2.SHARD_STATE_FAILED
 
 def on_card(tmp_path: Path, name: str, *, card: str = "card", **arguments: Any) -> StageProcess:
     limit_s = arguments.pop("lock_limit_s", 60.0)
+    skips_measure = arguments.pop("skips_measure", False)
     (tmp_path / card).mkdir(exist_ok=True)
     (tmp_path / "locks").mkdir(exist_ok=True)
     return StageProcess(
@@ -37,6 +38,8 @@ def on_card(tmp_path: Path, name: str, *, card: str = "card", **arguments: Any) 
         ],
         lock_dir=str(tmp_path / "locks"),
         lock_limit_s=limit_s,
+        skips_measure=skips_measure,
+        cache_dir=str(tmp_path / "cache"),
     )
 
 
@@ -84,3 +87,19 @@ async def test_stage_whose_lock_is_held_elsewhere_fails_and_names_the_holder(tmp
     assert failed.error.startswith("LockTimeout: the phase lock of host-1/cpu:0 was not had")
     assert f"process {holder.pid} (stage other of demo/0, MEASURE, since 2" in failed.error
     assert windows(tmp_path / "card", "LOAD") == []
+
+
+async def test_start_with_a_profile_takes_no_exclusive_window(tmp_path):
+    """It comes up while others load, whoever they are; a start without a profile waits for them."""
+    async with on_card(tmp_path, "first", skips_measure=True) as first:
+        left = await up(first)
+    async with lock_user(tmp_path / "locks", "stage other of demo/0", DOMAIN) as holder:
+        await holder.holds("shared", "LOAD")
+        async with on_card(tmp_path, "second", skips_measure=True) as second:
+            assert await up(second) == pytest.approx(left, rel=0.01)
+        async with on_card(tmp_path, "third", weights_mib=104, skips_measure=True) as third:
+            waiting = await third.until(lambda state: "waits for" in state.progress.note)
+            assert f"held by process {holder.pid} (stage other" in waiting.progress.note
+            await holder.frees()
+            await up(third)
+    assert len(windows(tmp_path / "card", "MEASURE")) == 2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
 import pytest
 
 from stagekeeper.runtime.launch import LaunchDevice
@@ -69,3 +73,19 @@ async def test_allocator_that_finds_no_memory_is_out_of_memory():
 
         assert state.phase == types_pb2.PHASE_LOAD
         assert state.out_of_memory
+
+
+async def test_ranks_take_as_many_blocks_as_the_least_of_them_has_room_for(tmp_path):
+    async with AsyncExitStack() as stack:
+        ranks = [
+            await stack.enter_async_context(
+                StageProcess(
+                    "torch_cases:Ranked",
+                    args_json=json.dumps({"rank": rank, "meeting_point": str(tmp_path / "meet")}),
+                )
+            )
+            for rank in range(2)
+        ]
+        await asyncio.gather(*(rank.ready() for rank in ranks))
+
+        assert [await rank.call("block_count") for rank in ranks] == [100, 100]

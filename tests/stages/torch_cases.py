@@ -47,3 +47,24 @@ class RunsOut(TorchStage):
 
     def load(self) -> None:
         self.weights = torch.empty(2**60, dtype=torch.uint8)
+
+
+class Ranked(TorchStage):
+    """Two ranks that have to agree on how many blocks of a cache each of them takes."""
+
+    def __init__(self, rank: int, meeting_point: str) -> None:
+        self.rank = rank
+        self.meeting_point = meeting_point
+        self.blocks = -1
+
+    def load(self) -> None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{self.meeting_point}", rank=self.rank, world_size=2
+        )
+
+    def allocate(self, budget_bytes: int) -> None:
+        self.blocks = self.kv_blocks((self.rank + 1) * 100 * MIB, MIB)
+
+    @endpoint
+    def block_count(self) -> int:
+        return self.blocks

@@ -104,18 +104,19 @@ class StageMemory:
         """
         if self._meter is None:
             return
-        before_bytes = self._used_bytes or 0
+        need_bytes = (self._used_bytes or 0) + self._batch_bytes
         self._graph_bytes = max(0, self._held() - self._held_before_capture)
         self._used_bytes = self._meter.used_bytes()
         self._keep()
         given_bytes = self._launch.budget_bytes + self._launch.reserve_bytes
-        if self._launch.devices and before_bytes + self._graph_bytes > given_bytes:
+        need_bytes += self._graph_bytes
+        if self._launch.devices and need_bytes > given_bytes:
             raise BudgetExceeded(
-                f"stage {self._launch.stage_name} used {_sized(before_bytes + self._graph_bytes)} "
-                f"of a card after CAPTURE, and its budget and its reserve there are "
-                f"{_sized(given_bytes)}: its graphs took {_sized(self._graph_bytes)}, and "
-                f"{_sized(self._foreseen_bytes)} was foreseen. The next start leaves room for what "
-                "was measured; or give it a larger memory.reserve in the spec"
+                f"stage {self._launch.stage_name} needs {_sized(need_bytes)} of a card after "
+                f"CAPTURE, and its budget and its reserve there are {_sized(given_bytes)}: its "
+                f"graphs took {_sized(self._graph_bytes)}, and {_sized(self._foreseen_bytes)} was "
+                "foreseen. The next start leaves room for what was measured; or give it a larger "
+                "memory.reserve in the spec"
             )
 
     def tell(self) -> None:
@@ -132,6 +133,19 @@ class StageMemory:
         """What graphs may take: the reserve, or what an earlier start saw them take."""
         seen_bytes = 0 if self._predicted is None else self._predicted.graph_bytes or 0
         return max(self._launch.reserve_bytes, seen_bytes)
+
+    @property
+    def _batch_bytes(self) -> int:
+        """What the largest batch takes beside the weights, and needs again after CAPTURE.
+
+        Where a meter does not tell what is in use from what is kept, that may be in use already.
+        """
+        peak_bytes = self._peak_bytes
+        if peak_bytes is None and self._predicted is not None:
+            peak_bytes = self._predicted.peak_bytes
+        if peak_bytes is None or not isinstance(self._meter, HoldsMemory):
+            return 0
+        return max(0, peak_bytes - self._weights_bytes)
 
     def _held(self) -> int:
         if self._meter is None:

@@ -234,6 +234,10 @@ def _trouble(shard: pb2.RoutedShard, said: str) -> str:
 def _facts(record: types.ShardRecord) -> str:
     facts = [_claim(claim) for claim in record.devices]
     facts += [address.url for address in record.addresses]
+    if record.HasField("measured_memory"):
+        facts.append(f"measured {_profile(record.measured_memory)}")
+    if record.HasField("predicted_memory"):
+        facts.append(f"foreseen {_profile(record.predicted_memory)}")
     if record.instance_id:
         facts.append(f"instance {record.instance_id[:INSTANCE_SHOWN]}")
     if record.attempt:
@@ -250,6 +254,14 @@ def _progress(record: types.ShardRecord) -> str:
         return ""
     done = f"{progress.done} of {progress.total}" if progress.total else ""
     return ": ".join(part for part in (done, progress.note) if part)
+
+
+def _profile(profile: types.MemoryProfile) -> str:
+    """Write `10 GiB weights/14 GiB peak/1 GiB graphs`."""
+    parts = [f"{size(profile.weights_bytes)} weights", f"{size(profile.peak_bytes)} peak"]
+    if profile.HasField("graph_bytes"):
+        parts.append(f"{size(profile.graph_bytes)} graphs")
+    return "/".join(parts)
 
 
 def _claim(claim: types.DeviceClaim) -> str:

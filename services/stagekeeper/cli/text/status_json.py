@@ -139,6 +139,8 @@ def _stage(shard: pb2.RoutedShard) -> Json:
         },
         "failure_id": record.failure_id or None,
         "memory_bytes": _optional(record, "memory_bytes"),
+        "predicted_memory": _profile_json(record, "predicted_memory"),
+        "measured_memory": _profile_json(record, "measured_memory"),
         "busy_for_s": _optional(record, "busy_for_s"),
         "devices": [
             {
@@ -157,6 +159,17 @@ def _stage(shard: pb2.RoutedShard) -> Json:
             }
             for endpoint in record.endpoints
         ],
+    }
+
+
+def _profile_json(record: types.ShardRecord, name: str) -> Json | None:
+    if not record.HasField(name):  # type: ignore[arg-type]
+        return None
+    profile: types.MemoryProfile = getattr(record, name)
+    return {
+        "weights_bytes": profile.weights_bytes,
+        "peak_bytes": profile.peak_bytes,
+        "graph_bytes": _optional(profile, "graph_bytes"),
     }
 
 

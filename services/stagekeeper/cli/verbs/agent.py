@@ -57,6 +57,13 @@ def agent(
             show_default=False,
         ),
     ] = None,
+    lock_limit_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="A stage fails that waits for its cards while their user makes no progress.",
+        ),
+    ] = 600.0,
     busy_after_s: Annotated[
         float,
         flags.Option(metavar="SECONDS", help="Without progress in a call or a phase: BUSY."),
@@ -107,6 +114,7 @@ def agent(
         operation_lease_s=operation_lease_s,
         stop_budget_s=stop_budget_s,
         max_loads=max_loads,
+        lock_limit_s=lock_limit_s,
         busy_after_s=busy_after_s,
         stall_after_s=stall_after_s,
         device_deadline_s=device_deadline_s,
