@@ -19,7 +19,7 @@ def on_one_card(name: str, card: Path, *, overlap_loads: bool) -> Spec:
         stage(
             name,
             "shared_card_stages:OnCard",
-            args={"card": str(card), "neighbours": 1 if overlap_loads else 0},
+            args={"card": str(card), "neighbours": int(overlap_loads), "meets": overlap_loads},
             utilization=0.4,
         )
         for name in ("one", "two")

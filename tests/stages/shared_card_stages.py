@@ -54,7 +54,8 @@ class OnCard(Stage):
 
     Args:
         card: a folder; its stages are on one card.
-        neighbours: stages that are to load, for at most `patience_s` of which `measure` waits.
+        neighbours: stages beside it; `measure` waits `patience_s` for them to load.
+        meets: they load side by side: one alone waits for the others, and fails.
     """
 
     def __init__(
@@ -64,18 +65,24 @@ class OnCard(Stage):
         batch_mib: int = 64,
         neighbours: int = 0,
         patience_s: float = 0.3,
+        meets: bool = False,
     ) -> None:
         self._card = Path(card)
         self._weights_mib = weights_mib
         self._batch_mib = batch_mib
         self._neighbours = neighbours
         self._patience_s = patience_s
+        self._meets = meets
         self._held: list[mmap.mmap] = []
         self._left_bytes = -1
 
     def load(self) -> None:
         self._meter = CardMeter(self._card)
         with self._noted("LOAD"):
+            deadline = time.monotonic() + 60.0
+            while self._meets and self._members() <= self._neighbours:
+                assert time.monotonic() < deadline, "it loads alone"
+                time.sleep(0.01)
             for done in range(0, self._weights_mib, CHUNK_MIB):
                 self._held.append(_pages(CHUNK_MIB))
                 self.progress(done, self._weights_mib)
@@ -102,6 +109,9 @@ class OnCard(Stage):
     @endpoint
     def left(self) -> int:
         return self._left_bytes
+
+    def _members(self) -> int:
+        return sum(it.name.isdigit() for it in self._card.iterdir())
 
     def _loaded(self) -> int:
         return sum(it.name.startswith("loaded-") for it in self._card.iterdir())

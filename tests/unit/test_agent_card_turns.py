@@ -13,10 +13,11 @@ from stagekeeper.core.ids import DeviceId
 class Starter:
     """One that wants some cards."""
 
-    def __init__(self, turns: CardTurns, *cards: str) -> None:
+    def __init__(self, turns: CardTurns, *cards: str, together_with: str = "") -> None:
         self.has_begun = False
         self._turns = turns
         self._cards = [DeviceId(it) for it in cards]
+        self._together_with = together_with
         self._may_end = asyncio.Event()
         self.task = asyncio.create_task(self._run())
 
@@ -26,7 +27,7 @@ class Starter:
         await settled()
 
     async def _run(self) -> None:
-        async with self._turns.alone_on(self._cards):
+        async with self._turns.alone_on(self._cards, together_with=self._together_with):
             self.has_begun = True
             await self._may_end.wait()
 
@@ -91,3 +92,22 @@ async def test_a_wait_that_is_cancelled_as_it_is_granted_gives_back() -> None:
     await settled()
     assert begun([second, third]) == [False, True]
     await third.end()
+
+
+async def test_starts_that_are_one_share_their_cards_and_others_wait_for_all_of_them() -> None:
+    turns = CardTurns()
+    one = [Starter(turns, *cards, together_with="one") for cards in ("a", "ab", "b")]
+    await settled()
+    (alone,) = await starters(turns, "a")
+    two = Starter(turns, "b", together_with="two")
+    late = Starter(turns, "a", together_with="one")
+    await settled()
+    assert begun([*one, alone, two, late]) == [True, True, True, False, False, True]
+
+    for it in one:
+        await it.end()
+    assert begun([alone, two]) == [False, True]  # the late one still has the first card
+    await late.end()
+    assert begun([alone, two]) == [True, True]
+    await alone.end()
+    await two.end()

@@ -335,7 +335,7 @@ class PhaseLock:
         on_wait: Callable[[Wait], None] = lambda wait: None,
     ) -> None:
         self._lock_dir = lock_dir
-        self._domains = tuple(sorted(set(domains)))
+        self._domains = tuple(domains)
         self._stage = shortened(stage)
         self._limit_s = limit_s
         self._on_wait = on_wait
