@@ -31,7 +31,7 @@ class MemoryMeter(Protocol):
 
 
 @runtime_checkable
-class HoldsMemory(Protocol):
+class HoldsMemory(MemoryMeter, Protocol):
     """A meter that also knows what this process keeps from others without using it."""
 
     def held_bytes(self) -> int:
