@@ -59,7 +59,7 @@ def agent(
     ] = None,
     lock_limit_s: Annotated[
         float,
-        typer.Option(
+        flags.Option(
             metavar="SECONDS",
             help="A stage fails that waits for its cards while their user makes no progress.",
         ),
