@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MeshStopped,
         NotOwner,
         NotSendable,
+        NotStopped,
         RemoteError,
         UnhandledFault,
     )
@@ -50,6 +51,7 @@ _HOMES: Final = {
         "MeshStopped",
         "NotOwner",
         "NotSendable",
+        "NotStopped",
         "RemoteError",
         "UnhandledFault",
     ),
@@ -80,6 +82,7 @@ __all__ = [
     "MeshStopped",
     "NotOwner",
     "NotSendable",
+    "NotStopped",
     "ProcMesh",
     "Ranked",
     "RemoteError",

@@ -221,6 +221,28 @@ class MeshError(ExceptionGroup[Exception], StagekeeperError, Generic[Value]):  #
         return _mesh_error, (self.message, self.failed, self.ok)
 
 
+class NotStopped(StagekeeperError):
+    """The tree has ended, but of some processes nobody confirms it: their host does not answer.
+
+    They were told to end where they could be, and end there when nobody holds them for the lease.
+
+    Attributes:
+        failures: one per process, with the host's agent in its message.
+    """
+
+    def __init__(self, failures: Sequence[MeshFailure]) -> None:
+        listed = "".join(f"\n  {failure.summary}" for failure in failures)
+        super().__init__(
+            f"{len(failures)} processes of the tree may still run:{listed}",
+            reason="NOT_STOPPED",
+            next_move="look at the hosts that do not answer",
+        )
+        self.failures = tuple(failures)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NotStopped, (self.failures,)
+
+
 class UnhandledFault(KeyboardInterrupt):
     """A failure reached the root of the tree unhandled: the program ends, as by Ctrl-C.
 

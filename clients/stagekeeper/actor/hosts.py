@@ -26,13 +26,8 @@ from stagekeeper.actor.owning.actor_mesh import (
     StopReport,
 )
 from stagekeeper.actor.owning.local_procs import LocalProcSource
-from stagekeeper.actor.owning.procs import (
-    ProcMeshControl,
-    ProcPlaces,
-    ProcReference,
-    ProcSlice,
-    ProcSource,
-)
+from stagekeeper.actor.owning.proc_views import ProcReference, ProcSlice
+from stagekeeper.actor.owning.procs import ProcMeshControl, ProcPlaces, ProcSource
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.program import Program, current_program

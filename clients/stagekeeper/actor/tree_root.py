@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 from stagekeeper.actor import reference_codec  # noqa: F401  (lets meshes travel)
 from stagekeeper.actor.actor import Actor
+from stagekeeper.actor.errors import NotStopped
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
 from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.actor.owning.procs import is_unconfirmed
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
 from stagekeeper.actor.program import (
     DEFAULT_LEASE_S,
@@ -65,6 +67,7 @@ class Root:
         self._listen_host = listen_host
         self._stop_budget_s = stop_budget_s
         self._fault: BaseException | None = None
+        self._unconfirmed: list[MeshFailure] = []
         self._client: Client | None = None
         self._warden: Warden | None = None
         self._watching_warden: asyncio.Task[None] | None = None
@@ -118,8 +121,15 @@ class Root:
                 current_scope.reset(self._token)
             except ValueError:
                 pass  # left in another context than it was entered in, as some test runners do
+        left = NotStopped(self._unconfirmed) if self._unconfirmed else None
         if self._fault is None:
+            if left is not None and exc is None:
+                raise left
+            if left is not None and exc is not None:
+                exc.add_note(left.message)
             return
+        if left is not None:
+            self._fault.add_note(left.message)
         if isinstance(exc, asyncio.CancelledError) and self._task is not None:
             self._task.uncancel()
         raise self._fault
@@ -127,7 +137,10 @@ class Root:
     async def _end(self) -> None:
         await self._scope.drained()
         for problem in await self._scope.stop(self._stop_budget_s, None):
-            await self._ask_hook(problem)
+            if is_unconfirmed(problem):
+                self._unconfirmed.append(problem)
+            else:
+                await self._ask_hook(problem)
         if self._client is not None:
             await self._client.close()
         await self._program.close()
@@ -283,6 +296,8 @@ def root(
     Raises:
         NotLoopback: `listen_host` is beyond loopback, and `insecure` was not given.
         UnhandledFault: on the way out: a failure reached the root, and the hook did not handle it.
+        NotStopped: on the way out: all has ended but for processes on hosts that do not answer.
+            What left the block, if anything did, goes on instead, with a note of them.
     """
     if not 0.05 <= lease_s <= 3_600:
         raise ValueError(f"lease_s has to be within 0.05 and 3,600, not {lease_s}")

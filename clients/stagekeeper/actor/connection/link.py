@@ -103,7 +103,8 @@ class Link:
         self._callers: WeakSet[Caller] = WeakSet()
         self._last_id = 0
         self._last_heard = time.monotonic()
-        self._is_silent = False
+        self.is_silent = False
+        """It gave no sign of life for the lease."""
         self._connected: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self.is_broken = False
@@ -196,8 +197,8 @@ class Link:
             return  # it is being made anew, or has ended
         self._outbox.put(pb.Frame(beat=pb.Beat()))
         silent_s = now - self._last_heard
-        if silent_s >= self._lease_s and not self._is_silent and not self.is_broken:
-            self._is_silent = True
+        if silent_s >= self._lease_s and not self.is_silent and not self.is_broken:
+            self.is_silent = True
             self._on_silence(self, silent_s)
 
     def forgive(self, stalled_s: float) -> None:
@@ -300,7 +301,7 @@ class Link:
 
     def _heard(self, response: pb.ConnectResponse) -> None:
         self._last_heard = time.monotonic()
-        self._is_silent = False
+        self.is_silent = False
         for frame in response.frames:
             kind = frame.WhichOneof("body")
             if kind == "reply":

@@ -71,6 +71,8 @@ class StopReport:
         unreachable: ranks that did not answer within the budget.
         unrun: messages that did not run or were given up, with who sent them.
         cleanup: failures of `__cleanup__`, and of what the ranks owned.
+        unconfirmed: of processes, the ends that nobody has confirmed: their host does not answer,
+            and they may still run.
     """
 
     clean: list[int] = field(default_factory=list)
@@ -78,11 +80,12 @@ class StopReport:
     unreachable: list[int] = field(default_factory=list)
     unrun: list[Unrun] = field(default_factory=list)
     cleanup: list[MeshFailure] = field(default_factory=list)
+    unconfirmed: list[MeshFailure] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
         """Every rank ended as asked or had ended before, and every message ran."""
-        return not (self.unreachable or self.unrun or self.cleanup)
+        return not (self.unreachable or self.unrun or self.cleanup or self.unconfirmed)
 
     def __str__(self) -> str:
         parts = [f"{len(self.clean)} clean"]
@@ -92,7 +95,7 @@ class StopReport:
             parts.append(f"unreachable: {', '.join(map(str, self.unreachable))}")
         if self.unrun:
             parts.append(f"{len(self.unrun)} messages not run")
-        parts += [failure.summary for failure in self.cleanup]
+        parts += [failure.summary for failure in (*self.cleanup, *self.unconfirmed)]
         return "; ".join(parts)
 
 
@@ -446,8 +449,10 @@ class ActorMeshControl:
         link = self._program.links.existing(rank.place.instance_id)
         try:
             if link is not None:
+                # Who was silent for a whole lease is not waited for like one who works.
+                answers_in_s = 0.0 if link.is_silent else budget_s
                 response: pb.StopActorResponse = await link.actors.StopActor(
-                    request, timeout=budget_s + _GRACE_S
+                    request, timeout=answers_in_s + _GRACE_S
                 )
                 return response
         except grpc.RpcError as error:

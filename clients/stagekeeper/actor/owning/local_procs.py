@@ -37,7 +37,10 @@ class LocalProc:
         return ProcEnd(ExitInfo.of(status), detected_by="pidfd")
 
     async def end(self, budget_s: float) -> bool:
-        await self._launched.end(budget_s)
+        try:
+            await self._launched.end(budget_s)
+        except TimeoutError:  # the kernel still holds it, or something that it started
+            return False
         return not self._launched.was_killed
 
     async def kill(self) -> None:

@@ -18,32 +18,43 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc
 
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
-from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
+from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
 from stagekeeper.actor.owning.actor_mesh import ProcFailed, StopReport
 from stagekeeper.actor.owning.ends import Ends
-from stagekeeper.actor.place import Place, place_from_proto, place_to_proto
+from stagekeeper.actor.place import Place, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 
 if TYPE_CHECKING:
     from stagekeeper.actor.owning.scope import OwnedActors, Scope
     from stagekeeper.actor.program import Program
 
-_ASK_LIMIT_S: Final = 2.0
-"""How long the owner of a process may take to say how it ended."""
-
 _LEAST_END_S: Final = 1.0
 """What a process whose actors have ended gets for its own end, whatever they left of the budget."""
 
 
+UNCONFIRMED: Final = "owner"
+"""Who says that a process has ended when only its owner says so, since nobody else answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcEnd:
-    """How a process ended, as far as is known."""
+    """How a process ended, as far as is known.
+
+    Attributes:
+        detected_by: who says so: `pidfd`, `agent`, `lease` (nobody could be asked for so long), or
+            UNCONFIRMED.
+    """
 
     exit: ExitInfo | None
     detected_by: str
     message: str = ""
     last_log_lines: tuple[str, ...] = ()
+
+
+def is_unconfirmed(failure: MeshFailure) -> bool:
+    """Return whether it is an end of a process that may still run, on a host that is silent."""
+    return failure.exit is None and failure.detected_by in (UNCONFIRMED, "lease")
 
 
 class StartedProc(Protocol):
@@ -319,7 +330,8 @@ class ProcMeshControl:
     async def stop_for_owner(
         self, budget_s: float, failure: MeshFailure | None
     ) -> list[MeshFailure]:
-        return (await self.stop(budget_s, failure)).cleanup
+        report = await self.stop(budget_s, failure)
+        return [*report.cleanup, *report.unconfirmed]
 
     async def _stop(
         self,
@@ -339,6 +351,8 @@ class ProcMeshControl:
         for slot, is_clean in zip(self._slots, answers, strict=True):
             if slot.index in dead:
                 continue
+            if slot.failure is not None and is_unconfirmed(slot.failure):
+                report.unconfirmed.append(slot.failure)
             (report.clean if is_clean else report.unreachable).append(slot.index)
         await self._source.close()
         self._scope.remove(self)
@@ -358,6 +372,9 @@ class ProcMeshControl:
             if slot.watching is not None:
                 await asyncio.wait({slot.watching}, timeout=1.0)
                 slot.watching.cancel()
+            if slot.failure is None:
+                nobody_knows = ProcEnd(None, UNCONFIRMED, "its end was not seen: it may still run")
+                slot.failure = self._failure(slot, nobody_knows, slot.proc.place)
         if slot.failure is None and slot.proc is None:
             slot.ready.set()
         return is_clean
@@ -371,6 +388,8 @@ class ProcMeshControl:
         link = self._program.links.existing(slot.instance_id)
         if link is None or slot.failure is not None:
             return True
+        if link.is_silent:
+            return False
         request = pb.StopActorRequest(
             token=self._program.token, instance_id=slot.instance_id, budget_s=budget_s
         )
@@ -381,101 +400,3 @@ class ProcMeshControl:
         except ConnectionError:
             pass  # it ends already
         return True
-
-
-class ProcReference:
-    """A mesh of processes that another process owns: asked there.
-
-    Args:
-        owner: the process that owns it.
-    """
-
-    def __init__(self, program: Program, mesh_id: str, name: str, size: int, owner: Place) -> None:
-        self.mesh_id = mesh_id
-        self.mesh_name = name
-        self.owner = owner
-        self._program = program
-        self._size = size
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    def instance_id_of(self, rank: int) -> str:
-        return ""
-
-    async def place(self, rank: int) -> Place:
-        found = (await self._ask())[rank]
-        if found.HasField("failure"):
-            raise ProcFailed(failure_from_proto(found.failure))
-        return place_from_proto(found)
-
-    async def end_of(self, place: Place) -> MeshFailure | None:
-        request = pb.GetMeshRequest(
-            token=self._program.token, mesh_id=self.mesh_id, ended_id=place.instance_id
-        )
-        try:
-            link = self._program.links.to(self.owner)
-            await link.connected()
-            response = await link.actors.GetMesh(request, timeout=_ASK_LIMIT_S)
-        except (grpc.RpcError, ConnectionError):
-            return None
-        return failure_from_proto(response.end) if response.HasField("end") else None
-
-    async def kill(self, instance_id: str) -> None:
-        """Not the owner's to do from here: the process is replaced when it has ended."""
-
-    async def replace_ended(self, instance_ids: list[str]) -> None:
-        link = self._program.links.to(self.owner)
-        await link.connected()
-        await link.actors.RespawnProcs(
-            pb.RespawnProcsRequest(
-                token=self._program.token, mesh_id=self.mesh_id, instance_ids=instance_ids
-            )
-        )
-
-    async def _ask(self) -> list[pb.RankPlace]:
-        link = self._program.links.to(self.owner)
-        await link.connected()
-        response = await link.actors.GetMesh(
-            pb.GetMeshRequest(token=self._program.token, mesh_id=self.mesh_id)
-        )
-        return list(response.places)
-
-
-class ProcSlice:
-    """Some processes of a mesh, numbered from 0."""
-
-    def __init__(self, procs: ProcPlaces, indexes: tuple[int, ...]) -> None:
-        self._procs = procs
-        self._indexes = indexes
-
-    @property
-    def size(self) -> int:
-        return len(self._indexes)
-
-    @property
-    def mesh_name(self) -> str:
-        return self._procs.mesh_name
-
-    def whole(self) -> tuple[ProcPlaces, tuple[int, ...]]:
-        """Return the processes that it is a part of, and which of them."""
-        if isinstance(self._procs, ProcSlice):
-            procs, indexes = self._procs.whole()
-            return procs, tuple(indexes[index] for index in self._indexes)
-        return self._procs, self._indexes
-
-    def instance_id_of(self, rank: int) -> str:
-        return self._procs.instance_id_of(self._indexes[rank])
-
-    async def place(self, rank: int) -> Place:
-        return await self._procs.place(self._indexes[rank])
-
-    async def end_of(self, place: Place) -> MeshFailure | None:
-        return await self._procs.end_of(place)
-
-    async def kill(self, instance_id: str) -> None:
-        await self._procs.kill(instance_id)
-
-    async def replace_ended(self, instance_ids: list[str]) -> None:
-        await self._procs.replace_ended(instance_ids)

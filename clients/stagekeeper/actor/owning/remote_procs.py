@@ -22,7 +22,7 @@ import grpc
 from stagekeeper.actor.cluster_hosts import AgentHost
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.owning.actor_mesh import ProcFailed
-from stagekeeper.actor.owning.procs import ProcEnd
+from stagekeeper.actor.owning.procs import UNCONFIRMED, ProcEnd
 from stagekeeper.actor.place import Place
 from stagekeeper.client.errors import CONNECTION_LOST, UNREACHABLE, StagekeeperError, from_rpc
 from stagekeeper.client.pool import ChannelPool
@@ -41,8 +41,9 @@ START_LIMIT_S: Final = 90.0
 _DIAL_PATIENCE_S: Final = 5.0
 """How long an agent is tried that was never reached: it may just be coming back."""
 
-_GONE_LIMIT_S: Final = 45.0
-"""Beyond the budget: what the agent lets the kernel take, and the way back."""
+_GONE_LIMIT_S: Final = 5.0
+"""Beyond the budget: what the kernel may take, and the way back. An agent that has not answered by
+then is out of reach, or the kernel holds on to something for long: it goes on without us."""
 
 _TOLD_LIMIT_S: Final = 5.0
 """How long the word of an end may take over a stream that is open."""
@@ -110,7 +111,8 @@ class RemoteProc:
                     pass
 
         try:
-            await for_a_while(self._asks.lease_s, _is_broken)(ask)
+            async with asyncio.timeout(budget_s + _GONE_LIMIT_S):
+                await for_a_while(self._asks.lease_s, _is_broken)(ask)
             async with asyncio.timeout(_TOLD_LIMIT_S):
                 await self.ended()  # the agent says how, on the stream that holds it
         except (StagekeeperError, TimeoutError):
@@ -119,7 +121,12 @@ class RemoteProc:
     # --- the stream that holds it
 
     async def _hold(self) -> None:
-        end = ProcEnd(None, "owner", f"it is held no more at {self._host.name}")
+        end = ProcEnd(
+            None,
+            UNCONFIRMED,
+            f"agent {self._host.name} does not say that it has ended: it may still run, and "
+            "nobody holds it",
+        )
         try:
             found: ProcEnd | None = None
             while found is None:

@@ -1,0 +1,122 @@
+"""Processes as others than their owner see them, and parts of a mesh of processes.
+
+Decided here: nothing; the owner is asked. Invariant: what is said of an end is what the owner was
+told of it, as long as the owner can be asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from stagekeeper.actor.failure import MeshFailure
+from stagekeeper.actor.failure_wire import failure_from_proto
+from stagekeeper.actor.owning.actor_mesh import ProcFailed
+from stagekeeper.actor.owning.procs import ProcPlaces
+from stagekeeper.actor.place import Place, place_from_proto
+from stagekeeper.v1 import actor_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from stagekeeper.actor.program import Program
+
+_ASK_LIMIT_S: Final = 2.0
+"""How long the owner of a process may take to say how it ended."""
+
+
+class ProcReference:
+    """A mesh of processes that another process owns: asked there.
+
+    Args:
+        owner: the process that owns it.
+    """
+
+    def __init__(self, program: Program, mesh_id: str, name: str, size: int, owner: Place) -> None:
+        self.mesh_id = mesh_id
+        self.mesh_name = name
+        self.owner = owner
+        self._program = program
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def instance_id_of(self, rank: int) -> str:
+        return ""
+
+    async def place(self, rank: int) -> Place:
+        found = (await self._ask())[rank]
+        if found.HasField("failure"):
+            raise ProcFailed(failure_from_proto(found.failure))
+        return place_from_proto(found)
+
+    async def end_of(self, place: Place) -> MeshFailure | None:
+        request = pb.GetMeshRequest(
+            token=self._program.token, mesh_id=self.mesh_id, ended_id=place.instance_id
+        )
+        try:
+            link = self._program.links.to(self.owner)
+            await link.connected()
+            response = await link.actors.GetMesh(request, timeout=_ASK_LIMIT_S)
+        except (grpc.RpcError, ConnectionError):
+            return None
+        return failure_from_proto(response.end) if response.HasField("end") else None
+
+    async def kill(self, instance_id: str) -> None:
+        """Not the owner's to do from here: the process is replaced when it has ended."""
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        link = self._program.links.to(self.owner)
+        await link.connected()
+        await link.actors.RespawnProcs(
+            pb.RespawnProcsRequest(
+                token=self._program.token, mesh_id=self.mesh_id, instance_ids=instance_ids
+            )
+        )
+
+    async def _ask(self) -> list[pb.RankPlace]:
+        link = self._program.links.to(self.owner)
+        await link.connected()
+        response = await link.actors.GetMesh(
+            pb.GetMeshRequest(token=self._program.token, mesh_id=self.mesh_id)
+        )
+        return list(response.places)
+
+
+class ProcSlice:
+    """Some processes of a mesh, numbered from 0."""
+
+    def __init__(self, procs: ProcPlaces, indexes: tuple[int, ...]) -> None:
+        self._procs = procs
+        self._indexes = indexes
+
+    @property
+    def size(self) -> int:
+        return len(self._indexes)
+
+    @property
+    def mesh_name(self) -> str:
+        return self._procs.mesh_name
+
+    def whole(self) -> tuple[ProcPlaces, tuple[int, ...]]:
+        """Return the processes that it is a part of, and which of them."""
+        if isinstance(self._procs, ProcSlice):
+            procs, indexes = self._procs.whole()
+            return procs, tuple(indexes[index] for index in self._indexes)
+        return self._procs, self._indexes
+
+    def instance_id_of(self, rank: int) -> str:
+        return self._procs.instance_id_of(self._indexes[rank])
+
+    async def place(self, rank: int) -> Place:
+        return await self._procs.place(self._indexes[rank])
+
+    async def end_of(self, place: Place) -> MeshFailure | None:
+        return await self._procs.end_of(place)
+
+    async def kill(self, instance_id: str) -> None:
+        await self._procs.kill(instance_id)
+
+    async def replace_ended(self, instance_ids: list[str]) -> None:
+        await self._procs.replace_ended(instance_ids)
