@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -74,7 +74,7 @@ class StageProcess:
         self._control_channel: grpc.aio.Channel | None = None
         self._channel: grpc.aio.Channel | None = None
 
-    async def __aenter__(self) -> StageProcess:
+    async def __aenter__(self) -> Self:
         self.spawn()
         self.go()
         return self

@@ -158,6 +158,20 @@ def test_pipe_gets_a_row_for_each_part_of_each_sum_and_each_refusal():
     assert not set("".join(shown)) & {part.cell for part in Part}
 
 
+def test_commands_are_shown_as_a_shell_would_take_them():
+    plan = omni()
+    plan.commands.add(stage_name="llm", worker_id="node-1", argv=["serve", "a b", "<port:http>"])
+    plan.commands.add(stage_name="llm", shard_index=1, worker_id="node-2", argv=["serve"])
+    out = io.StringIO()
+    write_plan(plan_text("omni", plan), out)
+
+    lines = [line.split(maxsplit=2) for line in out.getvalue().splitlines()]
+    assert ["0/llm", "node-1", "serve 'a b' '<port:http>'"] in lines
+    assert ["0/llm[1]", "node-2", "serve"] in lines
+    (first, _) = plan_json("e", "omni", plan)["commands"]
+    assert first["argv"] == ["serve", "a b", "<port:http>"]
+
+
 @pytest.mark.parametrize(
     ("starting", "kept", "said"),
     [

@@ -98,7 +98,7 @@ def test_what_the_reader_and_what_the_core_finds_come_together(tmp_path, capsys)
 
     assert run(["validate", str(path)]) == ExitCode.BAD_SPEC
     err = capsys.readouterr().err
-    assert f"{path}:8: stages[1].ports: not yet" in err
+    assert f"{path}:8: stages[1].ports: is for a stage with a `command`" in err
     assert f"{path}:9: replica: " in err
     assert f"{path}:6: stages[1].name: " in err
     assert f"{path}:7: stages[1].entrypoint: " in err

@@ -15,6 +15,8 @@ from stagekeeper.client.spec_file import MOST_REPLICAS, spec_from_dict
 from stagekeeper.client.spec_tree import plain, tree_of_yaml
 from stagekeeper.client.spec_values import parse_size
 from stagekeeper.core import limits
+from stagekeeper.core.spec_check import check_spec
+from stagekeeper.runtime.convert import spec_from_proto
 
 in_its_time = settings(deadline=None)  # a busy machine is no failure
 
@@ -142,12 +144,6 @@ stages:
     ("extra", "path", "words"),
     [
         ("restart: {strategy: one_for_one}", "restart", "deploy the same file again"),
-        ("    command: [vllm, serve]", "stages[0].command", "Stage class"),
-        ("    ready: {http: /health}", "stages[0].ready", "phases"),
-        ("    live: {http: /health}", "stages[0].live", "process"),
-        ("    canary: {http: /x}", "stages[0].canary", "endpoint"),
-        ("    drain: {settle_s: 1}", "stages[0].drain", "stop_budget_s"),
-        ("    ports: [http]", "stages[0].ports", "endpoints"),
     ],
 )
 def test_key_of_a_later_release_is_refused_with_what_to_do_instead(extra, path, words):
@@ -159,9 +155,68 @@ def test_key_of_a_later_release_is_refused_with_what_to_do_instead(extra, path, 
     assert words in problem
 
 
-def test_command_stage_is_refused_once_and_not_also_for_its_missing_entrypoint():
-    text = "name: m\nstages:\n  - name: s\n    command: [vllm]\n"
-    assert [path for _, path, _ in _problems(text)] == ["stages[0].command"]
+COMMAND = """\
+name: m
+stages:
+  - name: llm
+    command: [vllm, serve, "--port={port:http}"]
+    ports: [http, rdv]
+    env: {MASTER: "{leader_host}:{leader_port:rdv}"}
+    ready: {http: /health, interval_s: 1}
+    live: {grpc: "", port: rdv, failures: 5}
+    canary:
+      http: /v1/completions
+      body: {prompt: Paris, max_tokens: 1}
+      contains: "text"
+      timeout_s: 20
+    drain:
+      settle_s: 2
+      in_flight: {metric: "vllm:running", http: /metrics}
+"""
+
+
+def test_a_program_is_a_stage_with_its_ports_probes_and_drain():
+    loaded = parse_spec(COMMAND)
+    (stage,) = loaded.spec.stages
+    command = stage.command
+
+    assert list(command.argv) == ["vllm", "serve", "--port={port:http}"]
+    assert list(command.ports) == ["http", "rdv"]
+    assert (command.ready.http_path, command.ready.interval_s) == ("/health", 1)
+    assert command.live.WhichOneof("look") == "grpc_service"
+    assert (command.live.port, command.live.failures) == ("rdv", 5)
+    assert json.loads(command.canary.body) == {"prompt": "Paris", "max_tokens": 1}
+    assert (command.drain.metric, command.drain.path) == ("vllm:running", "/metrics")
+    assert loaded.locate("stages[0].command.argv[2]") == 4
+    assert loaded.locate("stages[0].command.canary.body") == 11
+    check_spec(spec_from_proto(loaded.spec))
+
+
+def test_what_is_wrong_with_a_program_is_told_all_at_once():
+    text = """\
+name: m
+stages:
+  - name: s
+    command: [vllm]
+    entrypoint: a:B
+    args: {x: 1}
+    ready: {http: /, tcp: http}
+    live: {}
+  - name: t
+    entrypoint: a:B
+    ports: [http]
+"""
+    assert _problems(text) == [
+        (5, "stages[0].entrypoint", "is not for a stage with a `command`: say one of them"),
+        (
+            6,
+            "stages[0].args",
+            "is not for a stage with a `command`: put arguments into the command",
+        ),
+        (7, "stages[0].ready", "needs exactly one of http, grpc, tcp, log"),
+        (8, "stages[0].live", "needs exactly one of http, grpc, tcp, log"),
+        (11, "stages[1].ports", "is for a stage with a `command`"),
+    ]
 
 
 def test_key_that_stands_twice_is_refused_wherever_it_is():

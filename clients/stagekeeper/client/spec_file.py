@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from stagekeeper.client.errors import BadRequest
+from stagekeeper.client.spec_command import check_command_keys, command_takes
 from stagekeeper.client.spec_tree import (
     Items,
     Mappings,
@@ -38,12 +39,6 @@ _LATER_KEYS: Final = {
     "restart": "a stage that fails stays FAILED: deploy the same file again to start it",
 }
 _LATER_STAGE_KEYS: Final = {
-    "command": "write a Stage class and name it in `entrypoint`",
-    "ready": "a stage is ready when its phases have run",
-    "live": "a stage is watched by its process",
-    "canary": "call an endpoint yourself",
-    "drain": "`stop_budget_s` gives calls time to end",
-    "ports": "endpoints are called through Stagekeeper",
     "restart": _LATER_KEYS["restart"],
 }
 
@@ -253,10 +248,12 @@ class _SpecReader(TreeReader):
                 "max_in_flight": lambda value, at: self.set(
                     stage, "max_in_flight", self.count(value, at, least=1)
                 ),
+                **command_takes(self, stage, path),
             },
             required=("name",) if is_command else ("name", "entrypoint"),
             later=_LATER_STAGE_KEYS,
         )
+        check_command_keys(self, tree, path, stage)
         self._no_memory_without_devices(tree, path)
         return stage
 

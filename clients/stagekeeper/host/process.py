@@ -191,6 +191,22 @@ def own_bytes(process: ProcessIdentity) -> int:
     return stat.resident_pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def descendants(pid: int) -> list[ProcessIdentity]:
+    """Return the living processes that descend from one, as far as the kernel tells."""
+    found: list[ProcessIdentity] = []
+    pending, seen = [pid], {pid}
+    while pending:
+        for child in _children(pending.pop()):
+            if child in seen:
+                continue
+            seen.add(child)
+            pending.append(child)
+            identity = identity_of(child)
+            if identity is not None:
+                found.append(identity)
+    return found
+
+
 def _children(pid: int) -> list[int]:
     """Return the children of every thread of a process, as far as the kernel tells."""
     children: list[int] = []

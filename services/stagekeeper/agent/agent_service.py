@@ -30,7 +30,9 @@ from stagekeeper.core.command_check import (
     slot_problems,
     stop_problems,
 )
+from stagekeeper.core.command_stage_check import ports_problem
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
+from stagekeeper.core.field_check import named
 from stagekeeper.core.ids import (
     DeploymentName,
     DeviceId,
@@ -42,7 +44,7 @@ from stagekeeper.core.ids import (
     StageId,
     WorkerId,
 )
-from stagekeeper.core.limits import MOST_LINES_READ
+from stagekeeper.core.limits import MOST_LINES_READ, MOST_STAGES
 from stagekeeper.core.model import OperationPlan, OperationRecord, ShardRecord
 from stagekeeper.core.names import cut
 from stagekeeper.core.procs import wanted_problems
@@ -58,6 +60,7 @@ from stagekeeper.runtime.convert import (
     progress_to_proto,
     shard_state_to_proto,
     shard_to_proto,
+    stage_ports_from_proto,
 )
 from stagekeeper.runtime.errors import Context, answers_refusals
 from stagekeeper.v1 import agent_service_pb2 as pb
@@ -120,6 +123,8 @@ class AgentService(AgentServiceServicer):
         problems += asked_problems(plan, asked)
         peers = tuple([peer_from_proto(it) for it in request.peers])
         problems += peer_problems(plan, peers)
+        leaders = tuple([stage_ports_from_proto(it) for it in request.leaders])
+        problems += named([("leaders", ports_problem(leaders, MOST_STAGES))])
         _refuse(problems, "the operation")
         committed = self._operations.committed_record(plan.operation_id)
         if committed is not None:
@@ -133,7 +138,7 @@ class AgentService(AgentServiceServicer):
             operation = await self._operations.commit(plan, peers)
         else:
             asked = asked or [start.stage_id for start in plan.stages]
-            operation = self._operations.start(plan, asked)
+            operation = self._operations.start(plan, asked, leaders)
         with self._operations.joined(operation):
             if request.step == pb.OPERATION_STEP_START:
                 async for shard in operation.progress(asked):
@@ -278,6 +283,8 @@ def _step_problems(request: pb.InitStageRequest) -> Iterable[FieldProblem]:
         return
     if request.start_stage_ids and request.step != pb.OPERATION_STEP_START:
         yield FieldProblem("start_stage_ids", "are for START alone")
+    if request.leaders and request.step != pb.OPERATION_STEP_START:
+        yield FieldProblem("leaders", "are for START alone")
     if request.peers and request.step != pb.OPERATION_STEP_COMMIT:
         yield FieldProblem("peers", "are for COMMIT alone")
 

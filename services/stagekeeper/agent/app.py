@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from stagekeeper.agent.nvml import NvmlDevices
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
+from stagekeeper.agent.ports import PortRange, Ports
 from stagekeeper.agent.proc_sets import ProcSets
 from stagekeeper.agent.proc_starter import ProcStarter
 from stagekeeper.agent.records import RecordStore
@@ -195,6 +197,8 @@ class Agent:
         self._host_ledger = HostLedger(settings.lock_dir, settings.cluster, settings.worker_id)
         self._ledger = Ledger(host=self._host_ledger)
         await self._open_ledger()
+        self._ports = self._make_ports()
+        self._ledger.on_free = self._ports.free
         self._inventory = Inventory(
             self._device_sources(), self._ledger, self._clock, settings.worker_id
         )
@@ -213,7 +217,14 @@ class Agent:
             look_s=min(_LOOK_S, settings.device_deadline_s),
         )
         self._stages = Stages(
-            records, self._ledger, deaths, self._owner, self._clock, self._slice.changed, memory
+            records,
+            self._ledger,
+            deaths,
+            self._owner,
+            self._clock,
+            self._slice.changed,
+            memory,
+            self._ports,
         )
         self._damaged = DamagedRecords(records.damaged, records.end_damaged, self._slice.changed)
         self._damaged.look()
@@ -285,6 +296,15 @@ class Agent:
             )
         return sources
 
+    def _make_ports(self) -> Ports:
+        settings = self._settings
+        return Ports(
+            settings.stage_host.strip("[]"),
+            settings.lock_dir,
+            PortRange.parse(settings.ports) if settings.ports else None,
+            prefer=zlib.crc32(settings.worker_id.encode()),
+        )
+
     def _make_operations(self, store: OperationStore, deaths: Deaths) -> Operations:
         settings = self._settings
         spawner = Spawner(
@@ -295,6 +315,7 @@ class Agent:
             self._inventory.by_id,
             self._identity,
             self._clock,
+            self._ports,
         )
         entrypoints = Entrypoints(settings.allow, settings.pythonpath)
         rollback = Rollback(
@@ -316,6 +337,7 @@ class Agent:
             self._owner,
             lease_s=settings.operation_lease_s,
             on_change=self._slice.changed,
+            ports=self._ports,
         )
 
     async def _serve(self) -> None:
@@ -412,6 +434,7 @@ class Agent:
         if hasattr(self, "_stages"):
             await self._stages.let_go()
             self._host_ledger.close()
+            self._ports.close()
         for lock in self._locks:
             lock.release()
         self._locks.clear()

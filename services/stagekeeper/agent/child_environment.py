@@ -33,14 +33,19 @@ RUN_DIR_ENV: Final = "STAGEKEEPER_RUN_DIR"
 """Tells the folder of the instance, to all that it starts and to people who look at them."""
 
 
+def listed() -> dict[str, str]:
+    """Return what a program begins with that is not of this Python environment; a new dict."""
+    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return env | {"PYTHONUNBUFFERED": "1"}
+
+
 def passed_on(pythonpath: Sequence[Path]) -> dict[str, str]:
     """Return what a new process begins with; a new dict each time.
 
     Args:
         pythonpath: folders that come before those of the agent's own `PYTHONPATH`.
     """
-    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    env["PYTHONUNBUFFERED"] = "1"
+    env = listed()
     folders = [str(folder.absolute()) for folder in pythonpath]
     if own_path := os.environ.get("PYTHONPATH"):
         folders.append(own_path)  # part of the environment that things are imported from

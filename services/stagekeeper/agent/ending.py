@@ -1,9 +1,10 @@
 """The end of a stage's processes: asked for, waited for, forced, proven.
 
 To be asked is for the main process alone: over its socket, or by SIGTERM where that cannot be said.
-SIGKILL goes to every process in its session or with its instance id in the environment. Decided
-here: in which order, and when it is over. Not decided here: why a stage ends. Invariant: `gone` is
-set only after a look at all processes of the host that found none of this instance.
+SIGKILL goes to every process in its session, with its instance id in the environment, or descending
+from its main process while that lives. Decided here: in which order, and when it is over. Not
+decided here: why a stage ends. Invariant: `gone` is set only after a look at all processes of the
+host that found none of this instance.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import structlog
 from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import InstanceId
-from stagekeeper.host.process import ProcessHandle, ProcessIdentity, find_members
+from stagekeeper.host.process import (
+    ProcessHandle,
+    ProcessIdentity,
+    descendants,
+    find_members,
+    is_alive,
+)
 from stagekeeper.runtime import crash_points
 from stagekeeper.runtime.launch import INSTANCE_ENV
 
@@ -62,9 +69,10 @@ async def _kill_until_gone(stage: StageProcess) -> bool:
     handle = stage.handle
     # Our hold began while the leader lived, so the session's number is still its own.
     session = handle.pid if handle is not None else None
+    leader = handle.identity if handle is not None else None
     killed = False
     pids = set(stage.card_pids) if session is None else {session, *stage.card_pids}
-    while members := await _members(stage.instance_id, session):
+    while members := await _members(stage.instance_id, leader):
         killed = True
         pids.update(member.pid for member in members)
         left = await _kill(members)
@@ -111,9 +119,23 @@ async def _ask(stage: StageProcess, handle: ProcessHandle, budget_s: float, reas
     handle.send(signal.SIGTERM)
 
 
-async def _members(instance_id: InstanceId, session: int | None) -> list[ProcessIdentity]:
+async def _members(
+    instance_id: InstanceId, leader: ProcessIdentity | None
+) -> list[ProcessIdentity]:
     # In a thread: on a host with thousands of processes the look takes a while.
-    return await asyncio.to_thread(find_members, INSTANCE_ENV, instance_id, session=session)
+    return await asyncio.to_thread(_look_for_members, instance_id, leader)
+
+
+def _look_for_members(
+    instance_id: InstanceId, leader: ProcessIdentity | None
+) -> list[ProcessIdentity]:
+    """Find all of an instance, also what descends from its main process and shows no sign of it."""
+    if leader is None:
+        return find_members(INSTANCE_ENV, instance_id)
+    found = find_members(INSTANCE_ENV, instance_id, session=leader.pid)
+    below = [it for it in descendants(leader.pid) if it not in set(found)]
+    # Asked afterwards: then the number was its own while its descendants were looked for.
+    return found + below if is_alive(leader) else found
 
 
 async def _kill(members: list[ProcessIdentity]) -> list[ProcessIdentity]:

@@ -13,7 +13,7 @@ agent of the host books; nothing new goes on a card that is not known now.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -55,9 +55,13 @@ class Ledger:
 
     Args:
         host: the ledger that all agents of the host share; None counts this agent's claims alone.
+
+    Attributes:
+        on_free: called with each booking that ends, and perhaps more than once.
     """
 
     def __init__(self, devices: Iterable[Device] = (), host: HostLedger | None = None) -> None:
+        self.on_free: Callable[[Booking], None] = lambda booking: None
         self._host = host
         self._is_open = False
         self._is_taken_over = False
@@ -229,6 +233,7 @@ class Ledger:
 
     def free(self, booking: Booking) -> None:
         """Count claims no longer; harmless when they are free already."""
+        self.on_free(booking)
         had = self._booked.pop(booking, None), self._inherited.pop(booking, None)
         if had != (None, None):
             self._tell()

@@ -21,6 +21,7 @@ from stagekeeper.agent.operation_store import (
     OperationStore,
 )
 from stagekeeper.agent.stage_process import StageProcess
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.ids import DeviceId, OperationId, StageId
 from stagekeeper.core.limits import LONGEST_MESSAGE
 from stagekeeper.core.model import (
@@ -92,6 +93,11 @@ class Operation:
         return self._file.peers
 
     @property
+    def leaders(self) -> tuple[StagePorts, ...]:
+        """Where command stages whose shard 0 is on another worker find it."""
+        return self._file.leaders
+
+    @property
     def state(self) -> OperationState:
         return self.record.state
 
@@ -126,7 +132,8 @@ class Operation:
     def write(self) -> None:
         """Put it on disk as it is; of one that has ended not what nobody will need any more."""
         if self.has_ended:
-            self._file = msgspec.structs.replace(self._file, plan=None)
+            record = replace(self.record, ports=())
+            self._file = msgspec.structs.replace(self._file, plan=None, record=record)
         self._store.write(self._file)
 
     def move(self, state: OperationState, *, reason: str | None = None, **changes: Any) -> None:
@@ -147,13 +154,16 @@ class Operation:
         self.write()
         self._tell()
 
-    def ask_for(self, stage_ids: Collection[StageId]) -> tuple[StageId, ...]:
+    def ask_for(
+        self, stage_ids: Collection[StageId], leaders: tuple[StagePorts, ...] = ()
+    ) -> tuple[StageId, ...]:
         """Note what START asks for, on disk; return what of it was not asked for before."""
         known = set(self.asked_stage_ids)
         new = tuple(sorted(set(stage_ids) - known))
         if new:
             asked = tuple(sorted(known.union(new)))
-            self._file = msgspec.structs.replace(self._file, asked_stage_ids=asked)
+            told = leaders or self.leaders
+            self._file = msgspec.structs.replace(self._file, asked_stage_ids=asked, leaders=told)
             self.move(OperationState.STARTING)
         return new
 

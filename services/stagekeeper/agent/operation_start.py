@@ -27,6 +27,7 @@ from stagekeeper.agent.readiness import StartFailed, until_ready
 from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.errors import InitError
 from stagekeeper.core.ids import StageId
 from stagekeeper.core.model import OperationPlan, StageStart
@@ -47,14 +48,15 @@ class OperationStart:
     """Starts the stages of one agent's operations.
 
     Args:
-        spawn: starts a stage's process and holds it.
+        spawn: starts a stage's process and holds it; is told where its shard 0 is, when that is on
+            another worker.
         rollback: undoes what has begun.
         max_loads: stages in LOAD at once at most; None is no limit.
     """
 
     def __init__(
         self,
-        spawn: Callable[[OperationPlan, StageStart], StageProcess],
+        spawn: Callable[[OperationPlan, StageStart, StagePorts | None], StageProcess],
         stages: Stages,
         deaths: Deaths,
         rollback: Rollback,
@@ -151,7 +153,8 @@ class OperationStart:
                     if operation.is_halted:
                         raise _Halted(f"{operation} is being undone")
                     self._forget_failed(plan, start)
-                    return self._spawn(plan, start)
+                    leaders = {it.stage_id: it for it in operation.leaders}
+                    return self._spawn(plan, start, leaders.get(start.stage_id))
         except OSError:
             self._forget_unborn(plan, start)
             raise

@@ -21,6 +21,7 @@ import structlog
 
 from stagekeeper.agent.directory import AgentDirectory, file_name
 from stagekeeper.agent.durable_file import remove_durably, rename_durably, write_durably
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
 from stagekeeper.core.model import (
     DeviceClaim,
@@ -61,6 +62,7 @@ class OperationFile(msgspec.Struct, frozen=True):
         asked_stage_ids: what START was asked for so far, ascending.
         peers: the shards of the replica on other workers, as the last COMMIT named them.
         claims: one for each stage with cards.
+        leaders: where command stages whose shard 0 is elsewhere find it, as START named them.
     """
 
     record: OperationRecord
@@ -69,6 +71,7 @@ class OperationFile(msgspec.Struct, frozen=True):
     asked_stage_ids: tuple[StageId, ...] = ()
     peers: tuple[Peer, ...] = ()
     claims: tuple[StageClaims, ...] = ()
+    leaders: tuple[StagePorts, ...] = ()
 
     @property
     def can_go_on(self) -> bool:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
+import msgspec
 import structlog
 
 from stagekeeper.agent.commitment import Commitment
@@ -23,10 +25,12 @@ from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationFile, OperationStore, StageClaims
+from stagekeeper.agent.ports import Ports
 from stagekeeper.agent.reservation import Admission
 from stagekeeper.agent.rollback import Rollback
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.ids import Generation, OperationId, SlotKey, StageId
 from stagekeeper.core.model import Failure, OperationPlan, OperationRecord, Peer
@@ -47,6 +51,7 @@ class Operations:
     Args:
         lease_s: how long an uncommitted operation lives that no call has joined.
         on_change: called when what is reported of operations is another thing now.
+        ports: leased for command stages; None where nothing is reserved.
     """
 
     def __init__(
@@ -61,10 +66,12 @@ class Operations:
         *,
         lease_s: float,
         on_change: Callable[[], None],
+        ports: Ports | None = None,
     ) -> None:
         self._store = store
         self._stages = stages
         self._ledger = ledger
+        self._ports = ports
         self._admission = admission
         self._start = start
         self._rollback = rollback
@@ -136,6 +143,8 @@ class Operations:
         )
         with self._ledger.turn():
             self._admission.check_memory(plan, without={it.operation_id for it in others})
+            ports = () if self._ports is None else self._ports.lease(plan)
+            file = msgspec.structs.replace(file, record=replace(file.record, ports=ports))
             self._book(file)
         crash_points.reached("booked")
         self._take_the_place_of(others, plan)
@@ -152,12 +161,18 @@ class Operations:
         self._on_change()
         return operation
 
-    def start(self, plan: OperationPlan, stage_ids: Collection[StageId]) -> Operation:
+    def start(
+        self,
+        plan: OperationPlan,
+        stage_ids: Collection[StageId],
+        leaders: tuple[StagePorts, ...] = (),
+    ) -> Operation:
         """Begin to start stages of a reserved operation, or join what is under way.
 
         Args:
             plan: as it was reserved.
             stage_ids: which of its stages.
+            leaders: where command stages whose shard 0 is on another worker find it.
 
         Raises:
             Refused: BAD_FIELD; it was never reserved here, or with another plan.
@@ -166,7 +181,7 @@ class Operations:
         if operation is None:
             raise _not_that_far(plan)
         if operation.state is _S.RESERVED or not operation.is_halted:
-            new = operation.ask_for(stage_ids)
+            new = operation.ask_for(stage_ids, leaders)
             if new:
                 crash_points.reached("starting-written")
                 self._bring_up(operation, new)
@@ -271,6 +286,9 @@ class Operations:
         if operation.has_ended:
             return
         self._book(file)
+        if self._ports is not None:
+            for it in file.record.ports:
+                self._ports.hold(Booking(operation.operation_id, StageId(it.stage_id)), it)
         was_started = operation.state is _S.STARTED
         operation.found_up(self._start.living(operation).values() if was_started else ())
         if operation.state is _S.ROLLING_BACK:

@@ -19,6 +19,7 @@ import structlog
 from stagekeeper.agent.damaged import DamagedRecord, damaged_record
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.durable_file import rename_durably, sync_folder, write_durably
+from stagekeeper.core.command_stage import PortLease
 from stagekeeper.core.ids import Generation, InstanceId, SlotKey
 from stagekeeper.core.model import Peer, ShardRecord
 from stagekeeper.core.states import Phase
@@ -51,6 +52,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
         shard: what is reported of it; the state is the last that had to survive (STARTING, READY,
             STOPPING, FAILED), phases and figures are not kept here.
         peers: the shards of its replica on other workers, as the last COMMIT named them.
+        ports: leased for it, until it is gone.
     """
 
     incarnation: int
@@ -61,6 +63,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     start_ticks: int = 0
     peers: tuple[Peer, ...] = ()
+    ports: tuple[PortLease, ...] = ()
 
     @property
     def instance_id(self) -> InstanceId:

@@ -36,8 +36,8 @@ class Admission:
     def problems(self, plan: OperationPlan) -> Iterator[FieldProblem]:
         """Yield what of a sound plan is wrong on this agent alone, whatever is free."""
         for index, start in enumerate(plan.stages):
-            for problem in self._entrypoints.problems(start.spec.entrypoint):
-                yield FieldProblem(f"stages[{index}].spec.entrypoint", problem)
+            for field, problem in self._entrypoints.stage_problems(start.spec):
+                yield FieldProblem(f"stages[{index}].spec.{field}", problem)
 
     def check_slots(self, plan: OperationPlan) -> None:
         """Refuse what is behind what its slots have seen, or in the way of what is in them.

@@ -15,6 +15,7 @@ from pathlib import Path
 from stagekeeper.agent.device_choice import parse_choice
 from stagekeeper.agent.directory import SOCKET_PATH_BYTES, AgentDirectory
 from stagekeeper.agent.host_lock import default_lock_dir
+from stagekeeper.agent.ports import PortRange
 from stagekeeper.core.ids import ClusterName, WorkerId
 from stagekeeper.host.proc_launch import PROC_MODULE
 from stagekeeper.host.server import check_loopback, split_address
@@ -71,6 +72,8 @@ class AgentSettings:
         adopt_wait_s: how long a live stage may take to answer before it is reported as ADOPTING.
         busy_after_s: a call or phase without progress for so long makes a stage BUSY.
         stall_after_s: a stage with work that shows no sign of life for so long is STALLED.
+        ports: `FIRST-LAST`, from which command stages get theirs; empty takes a slice that no other
+            agent of the host has.
         stage_command: what runs a stage process; the launch file is added.
         proc_module: what a process for actors runs.
     """
@@ -102,6 +105,7 @@ class AgentSettings:
     busy_after_s: float = 5.0
     stall_after_s: float = 30.0
     insecure: bool = False
+    ports: str = ""
     stage_command: tuple[str, ...] = (sys.executable, "-m", "stagekeeper.stage")
     proc_module: str = PROC_MODULE
 
@@ -141,6 +145,11 @@ class AgentSettings:
             parse_choice(self.devices)
         except ValueError as error:
             yield str(error)
+        if self.ports:
+            try:
+                PortRange.parse(self.ports)
+            except ValueError as error:
+                yield f"ports: {error}"
         length = self.directory.longest_socket_bytes
         if length > SOCKET_PATH_BYTES:
             yield (

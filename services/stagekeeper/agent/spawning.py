@@ -11,13 +11,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
-from stagekeeper.agent.child_environment import RUN_DIR_ENV, passed_on
+from stagekeeper.agent.child_environment import RUN_DIR_ENV, listed, passed_on
+from stagekeeper.agent.command_launch import command_launch, command_place
 from stagekeeper.agent.identity import AgentIdentity
-from stagekeeper.agent.ledger import Ledger
+from stagekeeper.agent.ledger import Booking, Ledger
+from stagekeeper.agent.ports import Ports
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages
+from stagekeeper.core.command_stage import StagePorts
+from stagekeeper.core.errors import FieldProblem, bad_fields
 from stagekeeper.core.ids import DeviceId, InstanceId, SlotKey
 from stagekeeper.core.model import Device, OperationPlan, ShardRecord, StageStart
 from stagekeeper.core.states import ShardState
@@ -33,6 +37,7 @@ class Spawner:
     Args:
         identity: of this life of the agent, for the records.
         devices: the agent's cards, as they are at any time.
+        ports: leased for command stages; None where there are none.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Spawner:
         devices: Mapping[DeviceId, Device],
         identity: AgentIdentity,
         clock: Clock,
+        ports: Ports | None = None,
     ) -> None:
         self._settings = settings
         self._records = records
@@ -52,28 +58,41 @@ class Spawner:
         self._devices = devices
         self._identity = identity
         self._clock = clock
+        self._ports = ports
         self._boot_id = boot_id()
 
-    def spawn(self, plan: OperationPlan, start: StageStart) -> StageProcess:
+    def spawn(
+        self, plan: OperationPlan, start: StageStart, leader: StagePorts | None = None
+    ) -> StageProcess:
         """Start a stage's process and hold it; it runs its phases from now on.
 
         Nothing is awaited, so that nothing comes between the steps.
 
+        Args:
+            plan: has the stage.
+            start: the stage.
+            leader: where shard 0 of a command stage has its ports, when it is on another worker.
+
         Raises:
             Refused: UNKNOWN_DEVICE, ADMISSION_REFUSED: a card is gone since it was reserved, or its
-                bytes are. Nothing was begun.
+                bytes are. BAD_FIELD: nobody said where its shard 0 is. Nothing was begun.
             OSError: the program cannot be run, or the disk is full. The instance then is in the
                 table without a process, and is the caller's to forget.
         """
         self._ledger.check_still_there(start)
         instance_id = InstanceId(uuid.uuid4().hex)
-        launch = self._launch(plan, start, instance_id)
+        ports = self._ports_of(plan, start)
+        if start.spec.command is not None and start.shard_index and leader is None:
+            problem = f"name no shard 0 of stage {start.spec.name}"
+            raise bad_fields([FieldProblem("leaders", problem)])
+        launch = self._launch(plan, start, instance_id, ports, leader or ports)
         record = StageRecord(
             incarnation=self._identity.incarnation,
             boot_id=self._boot_id,
             control_socket=launch.control_socket,
             stop_budget_s=launch.stop_budget_s,
             shard=self._shard(plan, start, instance_id),
+            ports=ports.ports,
         )
         launch_path = self._records.prepare(record, launch)
         stage = self._stages.add(record)
@@ -104,9 +123,37 @@ class Spawner:
             self._stages.hold(stage, waiting.handle)
         crash_points.reached("released")
 
-    def _launch(self, plan: OperationPlan, start: StageStart, instance_id: InstanceId) -> Launch:
+    def _ports_of(self, plan: OperationPlan, start: StageStart) -> StagePorts:
+        booking = Booking(plan.operation_id, start.stage_id)
+        leased = None if self._ports is None else self._ports.of(booking)
+        return leased or StagePorts(start.stage_id, self._settings.stage_host.strip("[]"))
+
+    def _launch(
+        self,
+        plan: OperationPlan,
+        start: StageStart,
+        instance_id: InstanceId,
+        ports: StagePorts,
+        leader: StagePorts,
+    ) -> Launch:
         spec, directory = start.spec, self._settings.directory
         own_budget_s = spec.stop_budget_s
+        devices = [self._launch_device(start, device_id) for device_id in start.device_ids]
+        command = None
+        if spec.command is not None:
+            place = command_place(
+                start,
+                devices,
+                host=ports.host,
+                ports=ports,
+                leader=leader,
+                generation=plan.generation,
+                instance_id=instance_id,
+                run_dir=str(directory.run_dir(instance_id)),
+                cache_dir=str(directory.cache),
+            )
+            passed, fixed = listed(), self._fixed_environment(start, instance_id)
+            command = command_launch(start, place, ports, passed, fixed)
         return Launch(
             instance_id=instance_id,
             deployment=plan.deployment,
@@ -118,8 +165,9 @@ class Spawner:
             shard_count=start.shard_count,
             entrypoint=spec.entrypoint,
             args_json=spec.args_json,
+            command=command,
             pythonpath=[str(folder.absolute()) for folder in self._settings.pythonpath],
-            devices=[self._launch_device(start, device_id) for device_id in start.device_ids],
+            devices=devices,
             max_in_flight=spec.max_in_flight,
             stop_budget_s=self._settings.stop_budget_s if own_budget_s is None else own_budget_s,
             busy_after_s=self._settings.busy_after_s,
@@ -172,16 +220,22 @@ class Spawner:
         )
 
     def _environment(self, start: StageStart, instance_id: InstanceId) -> dict[str, str]:
+        """Return what the stage process gets; a command stage's program gets its own."""
+        env = passed_on(self._settings.pythonpath)
+        if start.spec.command is None:
+            env |= dict(start.spec.env)
+        # After the spec's own: which cards a stage has is settled by admission, and by nobody else.
+        return env | self._fixed_environment(start, instance_id)
+
+    def _fixed_environment(self, start: StageStart, instance_id: InstanceId) -> dict[str, str]:
         cuda = [
             device_id for device_id in start.device_ids if self._devices[device_id].kind == "cuda"
         ]
-        env = passed_on(self._settings.pythonpath)
-        env |= dict(start.spec.env)
-        # After the spec's own: which cards a stage has is settled by admission, and by nobody else.
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        # UUIDs, since a number means another card in a process that sees fewer. A stage without
-        # cards gets the empty list, which hides all: unset it would show those of others.
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(cuda)
-        env[INSTANCE_ENV] = instance_id
-        env[RUN_DIR_ENV] = str(self._settings.directory.run_dir(instance_id))
-        return env
+        return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            # UUIDs, since a number means another card in a process that sees fewer. A stage without
+            # cards gets the empty list, which hides all: unset it would show those of others.
+            "CUDA_VISIBLE_DEVICES": ",".join(cuda),
+            INSTANCE_ENV: instance_id,
+            RUN_DIR_ENV: str(self._settings.directory.run_dir(instance_id)),
+        }

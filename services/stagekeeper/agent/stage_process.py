@@ -78,7 +78,7 @@ class StageProcess:
         killing: held by the one that kills what is left of it.
         stream_ended: not set while the process tells its state.
         last_sign_at: when it was last heard, on the monotonic clock.
-        has_work, told_busy_for_s: as it said then.
+        has_work, told_busy_for_s, says_stalled: as it said then.
         question_is_open, looks_without_answer: it was asked for its health (`liveness`).
         memory_returns: waits until the memory of these pids is back, a while at most; returns what
             is to be said when it is not.
@@ -113,6 +113,7 @@ class StageProcess:
         self.last_sign_at = clock.monotonic()
         self.has_work = False
         self.told_busy_for_s: float | None = None
+        self.says_stalled = False
         self.question_is_open = False
         self.looks_without_answer = 0
         self.memory_returns: Callable[[Collection[int]], Awaitable[str]] = _at_once
@@ -218,6 +219,7 @@ class StageProcess:
         """Take in what the process says of itself."""
         self.last_sign_at = self._clock.monotonic()
         self.has_work = message.in_flight > 0 or message.state == types_pb2.SHARD_STATE_STARTING
+        self.says_stalled = message.state == types_pb2.SHARD_STATE_STALLED
         self.told_busy_for_s = message.busy_for_s if message.HasField("busy_for_s") else None
         if message.state == types_pb2.SHARD_STATE_FAILED and self.raised is None:
             self.raised = RaisedInStart(
@@ -234,9 +236,12 @@ class StageProcess:
         self._follow(state, message)
 
     def shows_life(self) -> None:
-        """Note that the process did something just now; a STALLED one is READY again."""
+        """Note that the process did something just now; a STALLED one is READY again.
+
+        Not one that said itself that what it serves does not answer: it says too when that does.
+        """
         self.last_sign_at = self._clock.monotonic()
-        if self.state is ShardState.STALLED:
+        if self.state is ShardState.STALLED and not self.says_stalled:
             self.move(ShardState.READY, state_reason="")
 
     def _follow(self, state: ShardState, message: control_pb2.WatchStageResponse) -> None:
@@ -251,7 +256,7 @@ class StageProcess:
             "endpoints": tuple(
                 EndpointInfo(it.name, it.idempotent, it.streaming) for it in message.endpoints
             ),
-            "state_reason": "",
+            "state_reason": message.stall_reason,
         }
         if message.HasField("device_bytes"):
             changes["devices"] = tuple(

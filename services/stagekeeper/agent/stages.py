@@ -20,6 +20,7 @@ from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.ending import end_processes
 from stagekeeper.agent.ledger import Booking, Ledger
+from stagekeeper.agent.ports import Ports
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.agent.siblings import Siblings
 from stagekeeper.agent.stage_process import StageProcess
@@ -46,6 +47,7 @@ class Stages:
     Args:
         on_slice_change: called when what is reported is another thing now.
         memory: reads the cards around the end of a stage; None where nobody can.
+        ports: the leases of command stages; None where no stage has any.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Stages:
         clock: Clock,
         on_slice_change: Callable[[], None],
         memory: CardMemory | None = None,
+        ports: Ports | None = None,
     ) -> None:
         self._records = records
         self._ledger = ledger
@@ -65,6 +68,7 @@ class Stages:
         self._clock = clock
         self._on_slice_change = on_slice_change
         self.memory = memory
+        self.ports = ports
         self._by_instance: dict[InstanceId, StageProcess] = {}
         self.siblings = Siblings(self.of_operation, owner)
         self.on_progress: Callable[[StageProcess], None] = lambda stage: None
@@ -96,6 +100,8 @@ class Stages:
         shard = record.shard
         holder = f"{shard.replica} stage {shard.stage_name}"
         self._ledger.book(booking_of(stage), holder, shard.devices)
+        if self.ports is not None:
+            self.ports.hold_again(booking_of(stage), record.ports)
         self._tell_process(stage)
         self._on_slice_change()
         return stage

@@ -114,8 +114,8 @@ Allow = Annotated[
     Option(
         "--allow",
         metavar="PATTERN",
-        help="Entrypoints of stages and classes of actors that may be started, as 'my_models.*'; "
-        "may be given several times.",
+        help="Classes of stages and actors ('my_models.*') and programs ('command:vllm') that may "
+        "be started; may be given several times.",
         show_default=False,
     ),
 ]

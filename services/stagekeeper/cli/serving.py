@@ -77,8 +77,8 @@ def allowed_entrypoints(allow: Sequence[str], addresses: Sequence[str]) -> tuple
             check_loopback(address, insecure=False)
         except NotLoopback:
             raise usage(
-                f"{address} can be reached from other machines, so say which entrypoints this "
-                "agent may start: --allow 'my_models.*'"
+                f"{address} can be reached from other machines, so say which classes and programs "
+                "this agent may start: --allow 'my_models.*' --allow command:vllm"
             ) from None
         except ValueError:
             continue  # the settings say better what is wrong with it
@@ -88,7 +88,10 @@ def allowed_entrypoints(allow: Sequence[str], addresses: Sequence[str]) -> tuple
 def _limits(settings: AgentSettings) -> Iterator[str]:
     """Say what this agent does less well, or more freely, than its operator may think."""
     if settings.allow == ALL:
-        yield "every entrypoint may be started by whoever reaches this machine's loopback (--allow)"
+        yield (
+            "every class and every program may be started by whoever reaches this machine's "
+            "loopback (--allow)"
+        )
     from stagekeeper.agent.host_lock import HOST_LOCK_DIR
 
     if settings.lock_dir != HOST_LOCK_DIR:

@@ -91,6 +91,18 @@ DEEPEST_ARGS: Final = 100
 LARGEST_SPEC_CHARACTERS: Final = 1_048_576
 """Of a whole spec. It is kept, compared and sent in every step of a start."""
 
+MOST_ARGUMENTS: Final = 1_000
+"""Of a command stage's program."""
+
+LARGEST_ARGUMENT_BYTES: Final = 65_536
+"""Of one of them. Linux starts no process with a longer string than 128 KiB."""
+
+MOST_PORTS: Final = 16
+"""Of one command stage. Its agent leases them from a range that all its stages share."""
+
+MOST_PROBE_FAILURES: Final = 100
+"""In a row, before a probe counts as failed."""
+
 MOST_PEERS: Final = 4_096
 """Shards of one replica, as a stage is told of them."""
 

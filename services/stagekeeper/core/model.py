@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stagekeeper.core.command_stage import CommandSpec, StagePorts
 from stagekeeper.core.counted import noun
 from stagekeeper.core.ids import (
     NO_EPOCH,
@@ -70,10 +71,13 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One step of a model. `devices` are cards of the replica; None limits mean "no limit"."""
+    """One step of a model: a Stage class, or a program with an empty `entrypoint`.
+
+    `devices` are cards of the replica; None limits mean "no limit".
+    """
 
     name: str
-    entrypoint: str
+    entrypoint: str = ""
     args_json: str = "{}"
     devices: tuple[int, ...] = ()
     memory: MemoryNeed | None = None
@@ -83,6 +87,12 @@ class StageSpec:
     stall_timeout_s: float | None = None
     stop_budget_s: float | None = None
     max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
+    command: CommandSpec | None = None
+
+    @property
+    def runs(self) -> str:
+        """What it runs, for people and to tell the same code by: the class, or the command line."""
+        return self.entrypoint if self.command is None else " ".join(self.command.argv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +346,7 @@ class OperationRecord:
     rollback: tuple[RollbackRecord, ...] = ()
     failure: Failure | None = None
     up_stage_ids: tuple[StageId, ...] = ()
+    ports: tuple[StagePorts, ...] = ()
 
     @property
     def replica(self) -> ReplicaKey:

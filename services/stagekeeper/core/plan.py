@@ -20,6 +20,7 @@ from stagekeeper.core.ids import DeviceId, ReplicaIndex, ReplicaKey, StageId, Wo
 from stagekeeper.core.model import DeploymentSpec, ShardRecord
 from stagekeeper.core.offers import UnfitWorker, build_offers, judge_workers
 from stagekeeper.core.placement import NOTHING_PLACED, Placing, Shortage, place_replicas
+from stagekeeper.core.planned_commands import PlannedCommand, planned_commands
 from stagekeeper.core.planner import init_groups
 from stagekeeper.core.spec_check import is_same_wish
 from stagekeeper.core.start_times import start_times_s
@@ -79,7 +80,7 @@ class Plan:
     `starting` and `kept` ascend, and are the wanted replicas together, but for a supervisor that
     recovers: which of those that nobody reports yet would be started is not known then, and they
     are in neither. `obstacles` come in the order in which a creation meets them. `exists`: this
-    very wish is written down already.
+    very wish is written down already. `commands` is what command stages would execute.
     """
 
     spec: DeploymentSpec
@@ -89,6 +90,7 @@ class Plan:
     kept: tuple[ReplicaIndex, ...] = ()
     placing: Placing = NOTHING_PLACED
     obstacles: tuple[Obstacle, ...] = ()
+    commands: tuple[PlannedCommand, ...] = ()
 
     @property
     def estimated_s(self) -> float | None:
@@ -138,7 +140,17 @@ def plan_deployment(cluster: Cluster, spec: DeploymentSpec, now: float) -> Plan:
         kept=tuple(kept),
         placing=placing,
         obstacles=tuple(obstacles),
+        commands=tuple(planned_commands(spec, placing, _hosts(cluster, placing))),
     )
+
+
+def _hosts(cluster: Cluster, placing: Placing) -> dict[WorkerId, str]:
+    """Return where the workers of a placing are reached; their stages are at the same host."""
+    used = {place.worker_id for places in placing.places.values() for place in places}
+    return {
+        worker_id: cluster.workers[worker_id].target.address.rpartition(":")[0].strip("[]")
+        for worker_id in used
+    }
 
 
 def _taken_name(cluster: Cluster, spec: DeploymentSpec) -> Obstacle | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stagekeeper.core.command_stage_check import ports_problem
 from stagekeeper.core.errors import FieldProblem, Reason, bad_fields
 from stagekeeper.core.failure_check import failure_problems
 from stagekeeper.core.field_check import (
@@ -300,6 +301,8 @@ def _operation_problem(
         return f"rollback: {count_problem(len(operation.rollback), MOST_REPORTED_STAGES)}"
     if len(operation.up_stage_ids) > MOST_REPORTED_STAGES:
         return f"up_stage_ids: {count_problem(len(operation.up_stage_ids), MOST_REPORTED_STAGES)}"
+    if problem := ports_problem(operation.ports, MOST_REPORTED_STAGES):
+        return f"ports: {problem}"
     for entry in operation.rollback:
         if problem := _rollback_problem(entry):
             return f"rollback: {problem}"

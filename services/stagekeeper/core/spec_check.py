@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
+from stagekeeper.core.command_stage_check import command_problems
 from stagekeeper.core.counted import counted
 from stagekeeper.core.env_check import env_problems
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
@@ -144,6 +145,10 @@ def _size(spec: DeploymentSpec) -> int:
     for stage in spec.stages:
         size += len(stage.name) + len(stage.entrypoint) + len(stage.args_json)
         size += sum(len(name) + len(value) for name, value in stage.env)
+        if stage.command is not None:
+            size += sum(map(len, (*stage.command.argv, *stage.command.ports)))
+            probes = (stage.command.ready, stage.command.live, stage.command.canary)
+            size += sum(len(it.target) + len(it.body) + len(it.contains) for it in probes if it)
     return size + len(spec.name) + len(spec.entry) + len(spec.model.name) + len(spec.model.version)
 
 
@@ -178,8 +183,11 @@ def _too_few_workers(spec: DeploymentSpec) -> str:
 
 def _check_stage(path: str, stage: StageSpec, problems: _Problems) -> None:
     problems.add(f"{path}.name", name_problem(stage.name))
-    problems.add(f"{path}.entrypoint", _entrypoint_problem(stage.entrypoint))
-    problems.add(f"{path}.args_json", _args_problem(stage.args_json))
+    if stage.command is not None:
+        problems.wrong += command_problems(path, stage)
+    else:
+        problems.add(f"{path}.entrypoint", _entrypoint_problem(stage.entrypoint))
+        problems.add(f"{path}.args_json", _args_problem(stage.args_json))
     problems.add(f"{path}.devices", _devices_problem(stage.devices))
     _check_memory(path, stage, problems)
     problems.wrong += env_problems(f"{path}.env", stage.env, taken=_CARDS_ENV)

@@ -35,7 +35,7 @@ def _of_entrypoint(cluster: Cluster, stage: StageSpec) -> Iterable[ShardRecord]:
         same = {
             StageId(number)
             for number, it in enumerate(desired.spec.stages)
-            if it.entrypoint == stage.entrypoint
+            if it.runs == stage.runs
         }
         if same:
             yield from (it for it in _records(cluster, name) if it.stage_id in same)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from stagekeeper.core.command_stage import CommandSpec
 from stagekeeper.core.states import Phase
 from stagekeeper.runtime.phase_lock import DEFAULT_LIMIT_S
 
@@ -42,6 +43,19 @@ class LaunchDevice(msgspec.Struct, frozen=True):
     """The card as all agents of the host name it: its phase lock is taken under that name."""
 
 
+class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """The program of a command stage: as its spec describes it, and as it is executed here.
+
+    `has_fixed_bytes`: its memory is stated in bytes, so that it measures nothing.
+    """
+
+    spec: CommandSpec
+    argv: list[str]
+    env: dict[str, str]
+    ports: dict[str, int]
+    has_fixed_bytes: bool = False
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One start of one stage process."""
 
@@ -53,8 +67,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     stage_count: int
     shard_index: int = 0
     shard_count: int = 1
-    entrypoint: str
+    entrypoint: str = ""
     args_json: str = "{}"
+    command: LaunchCommand | None = None
     pythonpath: list[str] = []
     devices: list[LaunchDevice] = []
     max_in_flight: int = 64

@@ -53,8 +53,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _STATES = {
     ShardState.STARTING: types_pb2.SHARD_STATE_STARTING,
     ShardState.READY: types_pb2.SHARD_STATE_READY,
+    ShardState.STALLED: types_pb2.SHARD_STATE_STALLED,
     ShardState.DRAINING: types_pb2.SHARD_STATE_DRAINING,
     ShardState.FAILED: types_pb2.SHARD_STATE_FAILED,
+}
+_PROTOCOLS = {
+    "grpc": types_pb2.ADDRESS_PROTOCOL_GRPC,
+    "http": types_pb2.ADDRESS_PROTOCOL_HTTP,
 }
 _PHASES = {
     None: types_pb2.PHASE_UNSPECIFIED,
@@ -162,8 +167,8 @@ class StageControlService(StageControlServiceServicer):
             in_flight=self._activity.call_count,
             busy_for_s=self._activity.busy_for_s(),
             addresses=[
-                types_pb2.ShardAddress(name=name, protocol=types_pb2.ADDRESS_PROTOCOL_GRPC, url=url)
-                for name, url in vitals.addresses
+                types_pb2.ShardAddress(name=name, protocol=_PROTOCOLS[protocol], url=url)
+                for name, protocol, url in vitals.addresses
             ],
             endpoints=[
                 types_pb2.EndpointInfo(
@@ -179,6 +184,7 @@ class StageControlService(StageControlServiceServicer):
             out_of_memory=failure.out_of_memory if failure else False,
             predicted_memory=_profile_to_proto(vitals.predicted_memory),
             measured_memory=_profile_to_proto(vitals.measured_memory),
+            stall_reason=vitals.stall_reason,
         )
 
     # --- when to send

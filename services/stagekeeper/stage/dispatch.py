@@ -66,6 +66,7 @@ class Dispatcher:
         rank: told with what an endpoint raises.
         max_in_flight: calls at once; one worker thread each at most.
         activity: where calls are counted.
+        instead: what to do for want of an endpoint; said behind a refusal.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Dispatcher:
         rank: int,
         max_in_flight: int,
         activity: Activity,
+        instead: str = "",
     ) -> None:
         self._instance_id = instance_id
         self._rank = rank
@@ -88,6 +90,7 @@ class Dispatcher:
             for endpoint in stage.__endpoints__.values()
         }
         self._threads = Workers("endpoint", max_in_flight)
+        self._instead = instead and f"; {instead}"
         self._is_closed = False
 
     def close(self) -> None:
@@ -176,7 +179,8 @@ class Dispatcher:
             offered = ", ".join(str(endpoint) for endpoint, _ in self._endpoints.values())
             raise Refused(
                 Reason.ENDPOINT_UNKNOWN,
-                f"{self._name} has no endpoint {shown(name)}; it has: {offered or 'none'}",
+                f"{self._name} has no endpoint {shown(name)}; it has: {offered or 'none'}"
+                + self._instead,
             )
         if self._activity.call_count >= self._max_in_flight:
             raise Refused(

@@ -4,7 +4,8 @@ Decided here: the order of a life, what ends it, and with which exit code. Not d
 it should be restarted. Invariants: the control socket answers before any of the model's code is
 imported; and nothing but EndStage, a signal or a failed start ends the process, no agent's absence.
 
-Exit codes: 0 it was asked to end and did; 1 its start failed; 2 its launch file is unusable.
+Exit codes: 0 it was asked to end and did; 1 its start failed; 2 its launch file is unusable. The
+program of a command stage that ends unasked takes this process with it, by the same code or signal.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagekeeper.actor import context
 from stagekeeper.actor.hosting.connect import Connections
+from stagekeeper.core.command_stage import GRPC
 from stagekeeper.host.process import boot_id
 from stagekeeper.host.server import Server
 from stagekeeper.runtime.launch import Launch, read_launch
@@ -30,8 +33,9 @@ from stagekeeper.stage.connect_calls import StageCalls
 from stagekeeper.stage.control_service import StageControlService
 from stagekeeper.stage.dispatch import Dispatcher
 from stagekeeper.stage.phases import PhaseRunner
+from stagekeeper.stage.program import end_like
 from stagekeeper.stage.siblings import Siblings
-from stagekeeper.stage.stage import Stage, StageContext, StageDevice
+from stagekeeper.stage.stage import Stage, StageContext, StageDevice, make_stage
 from stagekeeper.stage.stage_service import StageService
 from stagekeeper.stage.vitals import Vitals, failure_from
 from stagekeeper.v1.stage_control_service_pb2_grpc import (
@@ -39,6 +43,9 @@ from stagekeeper.v1.stage_control_service_pb2_grpc import (
 )
 from stagekeeper.v1.stage_service_pb2_grpc import add_StageServiceServicer_to_server
 from stagekeeper.wire.error_details import is_own_cancellation
+
+if TYPE_CHECKING:
+    from stagekeeper.stage.command_stage import CommandStage
 
 FAILURE_SHOWN_S = 10.0
 """How long a stage that did not come up waits for its agent to read why."""
@@ -72,6 +79,7 @@ class StageHost:
         self._activity = Activity()
         self._siblings = Siblings(launch.stage_id)
         self._context = _context_of(launch)
+        self._command = self._make_command()
         self._dispatcher: Dispatcher | None = None
         self._server: Server | None = None
         self._end_at: float | None = None
@@ -120,12 +128,17 @@ class StageHost:
         code = 0
         if not coming_up.done():
             _log.info("ended while it was starting, in %s", self._vitals.phase)
+            if self._command is not None:
+                coming_up.cancel()
+                await asyncio.wait({coming_up})
+                await self._command.program.end(self._given_up_at)
         elif coming_up.result():
-            await wanted
-            await self._drain()
-        else:
+            await self._serve_until(wanted)
+        elif self._vitals.failure is not None:
             code = 1
             await asyncio.wait({wanted}, timeout=FAILURE_SHOWN_S)
+        if self._command is not None and self._has_lost_program:
+            code = await self._end_with_program(self._command)
         await control_server.stop(0.2)
         _leave(code, is_idle=coming_up.done() and not self._activity.is_busy)
         return code
@@ -134,19 +147,79 @@ class StageHost:
         """Run the phases and begin to serve; False when that failed, and `vitals` says why."""
         began = time.monotonic()
         try:
-            stage = await PhaseRunner(self._launch, self, self._vitals, self._activity).run()
+            runner = PhaseRunner(self._launch, self, self._vitals, self._activity, self._command)
+            stage = await runner.run()
             address = await self._serve(stage)
         except BaseException as error:  # SystemExit in a phase is a failed start like any other
             if isinstance(error, asyncio.CancelledError) and is_own_cancellation():
                 raise
+            if self._command is not None:
+                if self._program_has_ended:
+                    return False  # its own end says more than what was waited for here
+                await self._command.program.kill()
             failure = failure_from(error)
             _log.error("the start failed in %s\n%s", self._vitals.phase, failure.traceback)
             self._vitals.failed(failure)
             return False
         self._activity.reset_progress()  # the last phase's scale means nothing to what follows
-        self._vitals.serves([("stage", address)])
+        others = [] if self._command is None else self._command.addresses()
+        self._vitals.serves([("stage", GRPC, address), *others])
         _log.info("READY at %s after %.3f s", address, time.monotonic() - began)
         return True
+
+    async def _serve_until(self, wanted: asyncio.Task[bool]) -> None:
+        """Serve until an end is wanted, and go out of service; or until the program has ended."""
+        command = self._command
+        if command is None:
+            await wanted
+            await self._drain()
+            return
+        watching = asyncio.create_task(command.watch(self._vitals), name="watch the program")
+        ended = asyncio.create_task(command.program.ended(), name="end of the program")
+        await asyncio.wait({wanted, ended}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        await asyncio.wait({watching})
+        if not watching.cancelled() and (bug := watching.exception()):
+            _log.error("the program was not looked at any more", exc_info=bug)
+        if self._end_at is not None:
+            await self._drain()
+
+    def _where_to_call(self) -> str:
+        if self._command is None:
+            return ""
+        addresses = ", ".join(url for _, _, url in self._command.addresses())
+        return f"it is a program: call it at {addresses or 'its own ports'}"
+
+    def _make_command(self) -> CommandStage | None:
+        if self._launch.command is None:
+            return None
+        from stagekeeper.stage.command_stage import CommandStage
+
+        stage = make_stage(CommandStage, {"launch": self._launch}, self)
+        assert isinstance(stage, CommandStage)
+        return stage
+
+    @property
+    def _program_has_ended(self) -> bool:
+        return self._command is not None and self._command.program.has_ended
+
+    @property
+    def _has_lost_program(self) -> bool:
+        """Whether its program ended, and neither its agent nor this process had asked for that."""
+        is_asked = self._end_at is not None or self._vitals.failure is not None
+        return self._program_has_ended and not is_asked
+
+    def _given_up_at(self) -> float:
+        assert self._end_at is not None
+        return self._end_at
+
+    async def _end_with_program(self, command: CommandStage) -> int:
+        """End as the program did, which nobody asked for; what it has left behind goes first."""
+        program = command.program
+        await program.kill()
+        _log.error("%s (process %d) %s, unasked", program.name, program.pid, program.how_it_ended())
+        assert program.status is not None
+        return end_like(program.status)
 
     async def _serve(self, stage: Stage) -> str:
         launch = self._launch
@@ -157,6 +230,7 @@ class StageHost:
             rank=launch.shard_index,
             max_in_flight=launch.max_in_flight,
             activity=self._activity,
+            instead=self._where_to_call(),
         )
         calls = StageCalls(self._dispatcher, launch.instance_id, boot_id())
         connections = Connections(calls, calls)
@@ -177,6 +251,8 @@ class StageHost:
         await self._server.say_not_serving()
         await self._calls_ended()
         given_up = self._activity.cancel_calls()
+        if self._command is not None:
+            await self._command.drain(self._given_up_at)
         for name in given_up:
             _log.warning("a call to %s did not end within the budget and is given up", name)
         try:

@@ -49,15 +49,22 @@ class PhaseRunner:
         launch: what to start.
         hooks: what the stage is given.
         vitals, activity: where phases and their progress are shown.
+        stage: that of a program; None makes the one that the launch names.
     """
 
     def __init__(
-        self, launch: Launch, hooks: StageHooks, vitals: Vitals, activity: Activity
+        self,
+        launch: Launch,
+        hooks: StageHooks,
+        vitals: Vitals,
+        activity: Activity,
+        stage: Stage | None = None,
     ) -> None:
         self._launch = launch
         self._hooks = hooks
         self._vitals = vitals
         self._activity = activity
+        self._stage = stage
         self._thread = Workers("phases", 1)
         self._memory = StageMemory(launch, vitals)
         self._lock = PhaseLock(
@@ -75,6 +82,8 @@ class PhaseRunner:
             LockTimeout, LockUnusable: the phase lock could not be had; nothing went on without it.
             BaseException: whatever the class or a phase raised; `vitals.phase` says where.
         """
+        if self._stage is not None:
+            return await self._run_program(self._stage)
         async with self._locked(Mode.SHARED, Phase.LOAD) as hold:
             stage = await self._phase(Phase.LOAD, self._load)
             if not self._memory.needs_measure:
@@ -89,6 +98,20 @@ class PhaseRunner:
         async with self._locked(Mode.SHARED, Phase.CAPTURE):
             await self._phase(Phase.CAPTURE, lambda work: self._capture(stage, work))
         # The thread stays, idle: what a phase kept in thread-local storage stays with it.
+        return stage
+
+    async def _run_program(self, stage: Stage) -> Stage:
+        """Bring up a program, which cannot say when it measures.
+
+        So it has its cards for itself until it has come up. One whose spec fixes its bytes measures
+        nothing, and loads beside others.
+        """
+        assert self._launch.command is not None
+        mode = Mode.SHARED if self._launch.command.has_fixed_bytes else Mode.ALONE
+        async with self._locked(mode, Phase.LOAD) as hold:
+            await self._phase(Phase.LOAD, lambda work: self._step(work, stage.load))
+            hold.entered(Phase.MEASURE.value)
+            await self._phase(Phase.MEASURE, lambda work: self._step(work, stage.measure))
         return stage
 
     @asynccontextmanager

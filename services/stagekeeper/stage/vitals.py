@@ -34,13 +34,15 @@ class Vitals:
     def __init__(self) -> None:
         self.state = ShardState.STARTING
         self.phase: Phase | None = None
-        self.addresses: tuple[tuple[str, str], ...] = ()
-        """(name, url) of each gRPC address."""
+        self.addresses: tuple[tuple[str, str, str], ...] = ()
+        """(name, protocol, url) of each address; the protocol is "grpc" or "http"."""
         self.endpoints: tuple[Endpoint, ...] = ()
         self.device_bytes: int | None = None
         self.predicted_memory: MemoryProfile | None = None
         self.measured_memory: MemoryProfile | None = None
         self.failure: PhaseFailure | None = None
+        self.stall_reason = ""
+        """What does not answer, while the stage is STALLED by its own word."""
         self.on_change: Callable[[], None] = lambda: None
 
     def enter_phase(self, phase: Phase) -> None:
@@ -65,13 +67,26 @@ class Vitals:
         self.measured_memory = measured
         self.on_change()
 
-    def serves(self, addresses: Iterable[tuple[str, str]]) -> None:
+    def serves(self, addresses: Iterable[tuple[str, str, str]]) -> None:
         self._move(ShardState.READY)
         self.addresses = tuple(addresses)
         self.phase = None
         self.on_change()
 
+    def stalls(self, reason: str) -> None:
+        """Say that it does not answer as it should; a repeat tells the newest reason."""
+        self._move(ShardState.STALLED)
+        self.stall_reason = reason
+        self.on_change()
+
+    def answers_again(self) -> None:
+        self._move(ShardState.READY)
+        self.stall_reason = ""
+        self.on_change()
+
     def drains(self) -> None:
+        if self.state is ShardState.STALLED:
+            self.answers_again()  # it goes out of service like any other
         self._move(ShardState.DRAINING)
         self.on_change()
 

@@ -20,6 +20,7 @@ from itertools import groupby
 
 import structlog
 
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.commands import AgentTarget, CancelOperation, StartOperation, StopSlot
 from stagekeeper.core.errors import Reason
 from stagekeeper.core.events import OperationEnded, OperationStarted
@@ -256,7 +257,12 @@ class OperationRun:
         part = self._start.part_of(worker_id)
         if len(stage_ids) == len(part.stages):
             stage_ids = ()  # all of them
-        request = StepRequest(part, step, start_stage_ids=tuple(stage_ids))
+        request = StepRequest(
+            part,
+            step,
+            start_stage_ids=tuple(stage_ids),
+            leaders=self._leaders() if step == agent_pb2.OPERATION_STEP_START else (),
+        )
         while True:
             target, other_life = self._targets[worker_id], self._lives[worker_id]
             try:
@@ -266,6 +272,11 @@ class OperationRun:
                     raise
             # The registry hears of every life: it has this part joined there, or ends this run.
             await other_life.wait()
+
+    def _leaders(self) -> tuple[StagePorts, ...]:
+        """Return where shard 0 of each stage has its ports: its worker said so when it reserved."""
+        first = self._records.get(self._start.worker_ids[0])
+        return first.ports if first is not None and self._start.is_spanning else ()
 
     async def _keep_joined(self, worker_id: WorkerId) -> None:
         """Join a part that waits for others, so that its agent does not undo it; see its end."""

@@ -31,6 +31,17 @@ def plan_response(plan: Plan) -> deployment_pb2.PlanDeploymentResponse:
         ],
         estimated_s=plan.estimated_s,
         exists=plan.exists,
+        commands=[
+            deployment_pb2.PlannedCommand(
+                replica_index=command.replica_index,
+                stage_id=command.stage_id,
+                stage_name=plan.spec.stages[command.stage_id].name,
+                shard_index=command.shard_index,
+                worker_id=command.worker_id,
+                argv=command.argv,
+            )
+            for command in plan.commands
+        ],
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.commands import AgentTarget
 from stagekeeper.core.errors import Refused
 from stagekeeper.core.ids import StageId
@@ -28,6 +29,7 @@ class StepRequest:
     step: agent_pb2.OperationStep.ValueType
     start_stage_ids: tuple[StageId, ...] = ()
     peers: tuple[Peer, ...] = ()
+    leaders: tuple[StagePorts, ...] = ()
 
 
 class StepCall:
@@ -65,6 +67,7 @@ class StepCall:
                 request.step,
                 start_stage_ids=request.start_stage_ids,
                 peers=request.peers,
+                leaders=request.leaders,
             )
             async with self._calls.channels.agent(newest.address) as agent:
                 async for response in agent.InitStage(message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stagekeeper.v1 import types_pb2 as stagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/agent_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"\xbf\x02\n\x11SpawnProcsRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08procs_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x14\n\x0cinstance_ids\x18\x04 \x03(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\x12G\n\x0b\x65nvironment\x18\x07 \x03(\x0b\x32\x32.stagekeeper.v1.SpawnProcsRequest.EnvironmentEntry\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\r\n\x05owner\x18\t \x01(\t\x12\x0c\n\x04\x65nds\x18\n \x01(\x08\x12\x14\n\x0c\x65nd_budget_s\x18\x0b \x01(\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"y\n\x12SpawnProcsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.stagekeeper.v1.ProcStartedH\x00\x12*\n\x05\x65nded\x18\x02 \x01(\x0b\x32\x19.stagekeeper.v1.ProcEndedH\x00\x42\x07\n\x05\x65vent\"f\n\x0bProcStarted\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"}\n\tProcEnded\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12&\n\x04\x65xit\x18\x02 \x01(\x0b\x32\x18.stagekeeper.v1.ExitInfo\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0elast_log_lines\x18\x04 \x03(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"[\n\rCommandHeader\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x9d\x01\n\nStageStart\x12\x10\n\x08stage_id\x18\x01 \x01(\r\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.stagekeeper.v1.StageSpec\x12\x12\n\ndevice_ids\x18\x03 \x03(\t\x12\x13\n\x0bshard_index\x18\x04 \x01(\r\x12\x13\n\x0bshard_count\x18\x05 \x01(\r\x12\x16\n\x0erestart_ages_s\x18\x06 \x03(\x01\"\xce\x03\n\x10InitStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12+\n\x04step\x18\x02 \x01(\x0e\x32\x1d.stagekeeper.v1.OperationStep\x12\x14\n\x0coperation_id\x18\x03 \x01(\t\x12\x12\n\ndeployment\x18\x04 \x01(\t\x12\x15\n\rspec_revision\x18\x05 \x01(\x04\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.stagekeeper.v1.ModelInfo\x12\x15\n\rreplica_index\x18\x07 \x01(\r\x12.\n\ngeneration\x18\x08 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12*\n\x06stages\x18\t \x03(\x0b\x32\x1a.stagekeeper.v1.StageStart\x12\x16\n\x0e\x65ntry_stage_id\x18\n \x01(\r\x12\x13\n\x0bstage_count\x18\x0b \x01(\r\x12\x17\n\x0fstart_stage_ids\x18\x0c \x03(\r\x12#\n\x05peers\x18\r \x03(\x0b\x32\x14.stagekeeper.v1.Peer\x12\x15\n\roverlap_loads\x18\x0e \x01(\x08\"\x83\x01\n\x11InitStageResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.StageProgressH\x00\x12\x32\n\x07outcome\x18\x02 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecordH\x00\x42\x07\n\x05\x65vent\"\x82\x01\n\x16\x43\x61ncelOperationRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x14\n\x0coperation_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0blets_finish\x18\x04 \x01(\x08\"M\n\x17\x43\x61ncelOperationResponse\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\xe8\x01\n\x10StopStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rreplica_index\x18\x03 \x01(\r\x12\x10\n\x08stage_id\x18\x04 \x01(\r\x12\x34\n\x10up_to_generation\x18\x05 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12\x15\n\x08\x62udget_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x07 \x01(\tB\x0b\n\t_budget_s\":\n\x11StopStageResponse\x12\x15\n\rstopped_count\x18\x01 \x01(\r\x12\x0e\n\x06killed\x18\x02 \x01(\x08\"\x13\n\x11ListStagesRequest\"v\n\x12ListStagesResponse\x12+\n\x06shards\x18\x01 \x03(\x0b\x32\x1b.stagekeeper.v1.ShardRecord\x12\x33\n\noperations\x18\x02 \x03(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\x15\n\x13GetInventoryRequest\"t\n\x14GetInventoryResponse\x12\'\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x16.stagekeeper.v1.Device\x12\x19\n\x11inventory_unknown\x18\x02 \x01(\x08\x12\x18\n\x10inventory_reason\x18\x03 \x01(\t\"C\n\x12\x44rainWorkerRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\"\x15\n\x13\x44rainWorkerResponse\"\x88\x01\n\x13ReadStageLogRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x15\n\rreplica_index\x18\x02 \x01(\r\x12\x10\n\x08stage_id\x18\x03 \x01(\r\x12\x10\n\x08previous\x18\x04 \x01(\x08\x12\x12\n\nlast_lines\x18\x05 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\":\n\x14ReadStageLogResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t*\x80\x01\n\rOperationStep\x12\x1e\n\x1aOPERATION_STEP_UNSPECIFIED\x10\x00\x12\x1a\n\x16OPERATION_STEP_RESERVE\x10\x01\x12\x18\n\x14OPERATION_STEP_START\x10\x02\x12\x19\n\x15OPERATION_STEP_COMMIT\x10\x03\x32\xd4\x05\n\x0c\x41gentService\x12R\n\tInitStage\x12 .stagekeeper.v1.InitStageRequest\x1a!.stagekeeper.v1.InitStageResponse0\x01\x12\x62\n\x0f\x43\x61ncelOperation\x12&.stagekeeper.v1.CancelOperationRequest\x1a\'.stagekeeper.v1.CancelOperationResponse\x12P\n\tStopStage\x12 .stagekeeper.v1.StopStageRequest\x1a!.stagekeeper.v1.StopStageResponse\x12S\n\nListStages\x12!.stagekeeper.v1.ListStagesRequest\x1a\".stagekeeper.v1.ListStagesResponse\x12Y\n\x0cGetInventory\x12#.stagekeeper.v1.GetInventoryRequest\x1a$.stagekeeper.v1.GetInventoryResponse\x12V\n\x0b\x44rainWorker\x12\".stagekeeper.v1.DrainWorkerRequest\x1a#.stagekeeper.v1.DrainWorkerResponse\x12[\n\x0cReadStageLog\x12#.stagekeeper.v1.ReadStageLogRequest\x1a$.stagekeeper.v1.ReadStageLogResponse0\x01\x12U\n\nSpawnProcs\x12!.stagekeeper.v1.SpawnProcsRequest\x1a\".stagekeeper.v1.SpawnProcsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/agent_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"\xbf\x02\n\x11SpawnProcsRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08procs_id\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x14\n\x0cinstance_ids\x18\x04 \x03(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\x12G\n\x0b\x65nvironment\x18\x07 \x03(\x0b\x32\x32.stagekeeper.v1.SpawnProcsRequest.EnvironmentEntry\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\r\n\x05owner\x18\t \x01(\t\x12\x0c\n\x04\x65nds\x18\n \x01(\x08\x12\x14\n\x0c\x65nd_budget_s\x18\x0b \x01(\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"y\n\x12SpawnProcsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.stagekeeper.v1.ProcStartedH\x00\x12*\n\x05\x65nded\x18\x02 \x01(\x0b\x32\x19.stagekeeper.v1.ProcEndedH\x00\x42\x07\n\x05\x65vent\"f\n\x0bProcStarted\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"}\n\tProcEnded\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12&\n\x04\x65xit\x18\x02 \x01(\x0b\x32\x18.stagekeeper.v1.ExitInfo\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0elast_log_lines\x18\x04 \x03(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"[\n\rCommandHeader\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.Epoch\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x9d\x01\n\nStageStart\x12\x10\n\x08stage_id\x18\x01 \x01(\r\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.stagekeeper.v1.StageSpec\x12\x12\n\ndevice_ids\x18\x03 \x03(\t\x12\x13\n\x0bshard_index\x18\x04 \x01(\r\x12\x13\n\x0bshard_count\x18\x05 \x01(\r\x12\x16\n\x0erestart_ages_s\x18\x06 \x03(\x01\"\xfb\x03\n\x10InitStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12+\n\x04step\x18\x02 \x01(\x0e\x32\x1d.stagekeeper.v1.OperationStep\x12\x14\n\x0coperation_id\x18\x03 \x01(\t\x12\x12\n\ndeployment\x18\x04 \x01(\t\x12\x15\n\rspec_revision\x18\x05 \x01(\x04\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.stagekeeper.v1.ModelInfo\x12\x15\n\rreplica_index\x18\x07 \x01(\r\x12.\n\ngeneration\x18\x08 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12*\n\x06stages\x18\t \x03(\x0b\x32\x1a.stagekeeper.v1.StageStart\x12\x16\n\x0e\x65ntry_stage_id\x18\n \x01(\r\x12\x13\n\x0bstage_count\x18\x0b \x01(\r\x12\x17\n\x0fstart_stage_ids\x18\x0c \x03(\r\x12#\n\x05peers\x18\r \x03(\x0b\x32\x14.stagekeeper.v1.Peer\x12\x15\n\roverlap_loads\x18\x0e \x01(\x08\x12+\n\x07leaders\x18\x0f \x03(\x0b\x32\x1a.stagekeeper.v1.StagePorts\"\x83\x01\n\x11InitStageResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.StageProgressH\x00\x12\x32\n\x07outcome\x18\x02 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecordH\x00\x42\x07\n\x05\x65vent\"\x82\x01\n\x16\x43\x61ncelOperationRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x14\n\x0coperation_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0blets_finish\x18\x04 \x01(\x08\"M\n\x17\x43\x61ncelOperationResponse\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\xe8\x01\n\x10StopStageRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rreplica_index\x18\x03 \x01(\r\x12\x10\n\x08stage_id\x18\x04 \x01(\r\x12\x34\n\x10up_to_generation\x18\x05 \x01(\x0b\x32\x1a.stagekeeper.v1.Generation\x12\x15\n\x08\x62udget_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x07 \x01(\tB\x0b\n\t_budget_s\":\n\x11StopStageResponse\x12\x15\n\rstopped_count\x18\x01 \x01(\r\x12\x0e\n\x06killed\x18\x02 \x01(\x08\"\x13\n\x11ListStagesRequest\"v\n\x12ListStagesResponse\x12+\n\x06shards\x18\x01 \x03(\x0b\x32\x1b.stagekeeper.v1.ShardRecord\x12\x33\n\noperations\x18\x02 \x03(\x0b\x32\x1f.stagekeeper.v1.OperationRecord\"\x15\n\x13GetInventoryRequest\"t\n\x14GetInventoryResponse\x12\'\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x16.stagekeeper.v1.Device\x12\x19\n\x11inventory_unknown\x18\x02 \x01(\x08\x12\x18\n\x10inventory_reason\x18\x03 \x01(\t\"C\n\x12\x44rainWorkerRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.stagekeeper.v1.CommandHeader\"\x15\n\x13\x44rainWorkerResponse\"\x88\x01\n\x13ReadStageLogRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x15\n\rreplica_index\x18\x02 \x01(\r\x12\x10\n\x08stage_id\x18\x03 \x01(\r\x12\x10\n\x08previous\x18\x04 \x01(\x08\x12\x12\n\nlast_lines\x18\x05 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\":\n\x14ReadStageLogResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t*\x80\x01\n\rOperationStep\x12\x1e\n\x1aOPERATION_STEP_UNSPECIFIED\x10\x00\x12\x1a\n\x16OPERATION_STEP_RESERVE\x10\x01\x12\x18\n\x14OPERATION_STEP_START\x10\x02\x12\x19\n\x15OPERATION_STEP_COMMIT\x10\x03\x32\xd4\x05\n\x0c\x41gentService\x12R\n\tInitStage\x12 .stagekeeper.v1.InitStageRequest\x1a!.stagekeeper.v1.InitStageResponse0\x01\x12\x62\n\x0f\x43\x61ncelOperation\x12&.stagekeeper.v1.CancelOperationRequest\x1a\'.stagekeeper.v1.CancelOperationResponse\x12P\n\tStopStage\x12 .stagekeeper.v1.StopStageRequest\x1a!.stagekeeper.v1.StopStageResponse\x12S\n\nListStages\x12!.stagekeeper.v1.ListStagesRequest\x1a\".stagekeeper.v1.ListStagesResponse\x12Y\n\x0cGetInventory\x12#.stagekeeper.v1.GetInventoryRequest\x1a$.stagekeeper.v1.GetInventoryResponse\x12V\n\x0b\x44rainWorker\x12\".stagekeeper.v1.DrainWorkerRequest\x1a#.stagekeeper.v1.DrainWorkerResponse\x12[\n\x0cReadStageLog\x12#.stagekeeper.v1.ReadStageLogRequest\x1a$.stagekeeper.v1.ReadStageLogResponse0\x01\x12U\n\nSpawnProcs\x12!.stagekeeper.v1.SpawnProcsRequest\x1a\".stagekeeper.v1.SpawnProcsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPAWNPROCSREQUEST_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_SPAWNPROCSREQUEST_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_OPERATIONSTEP']._serialized_start=2691
-  _globals['_OPERATIONSTEP']._serialized_end=2819
+  _globals['_OPERATIONSTEP']._serialized_start=2736
+  _globals['_OPERATIONSTEP']._serialized_end=2864
   _globals['_SPAWNPROCSREQUEST']._serialized_start=83
   _globals['_SPAWNPROCSREQUEST']._serialized_end=402
   _globals['_SPAWNPROCSREQUEST_ENVIRONMENTENTRY']._serialized_start=352
@@ -51,33 +51,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGESTART']._serialized_start=852
   _globals['_STAGESTART']._serialized_end=1009
   _globals['_INITSTAGEREQUEST']._serialized_start=1012
-  _globals['_INITSTAGEREQUEST']._serialized_end=1474
-  _globals['_INITSTAGERESPONSE']._serialized_start=1477
-  _globals['_INITSTAGERESPONSE']._serialized_end=1608
-  _globals['_CANCELOPERATIONREQUEST']._serialized_start=1611
-  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1741
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1743
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1820
-  _globals['_STOPSTAGEREQUEST']._serialized_start=1823
-  _globals['_STOPSTAGEREQUEST']._serialized_end=2055
-  _globals['_STOPSTAGERESPONSE']._serialized_start=2057
-  _globals['_STOPSTAGERESPONSE']._serialized_end=2115
-  _globals['_LISTSTAGESREQUEST']._serialized_start=2117
-  _globals['_LISTSTAGESREQUEST']._serialized_end=2136
-  _globals['_LISTSTAGESRESPONSE']._serialized_start=2138
-  _globals['_LISTSTAGESRESPONSE']._serialized_end=2256
-  _globals['_GETINVENTORYREQUEST']._serialized_start=2258
-  _globals['_GETINVENTORYREQUEST']._serialized_end=2279
-  _globals['_GETINVENTORYRESPONSE']._serialized_start=2281
-  _globals['_GETINVENTORYRESPONSE']._serialized_end=2397
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2399
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2466
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=2468
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=2489
-  _globals['_READSTAGELOGREQUEST']._serialized_start=2492
-  _globals['_READSTAGELOGREQUEST']._serialized_end=2628
-  _globals['_READSTAGELOGRESPONSE']._serialized_start=2630
-  _globals['_READSTAGELOGRESPONSE']._serialized_end=2688
-  _globals['_AGENTSERVICE']._serialized_start=2822
-  _globals['_AGENTSERVICE']._serialized_end=3546
+  _globals['_INITSTAGEREQUEST']._serialized_end=1519
+  _globals['_INITSTAGERESPONSE']._serialized_start=1522
+  _globals['_INITSTAGERESPONSE']._serialized_end=1653
+  _globals['_CANCELOPERATIONREQUEST']._serialized_start=1656
+  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1786
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1788
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1865
+  _globals['_STOPSTAGEREQUEST']._serialized_start=1868
+  _globals['_STOPSTAGEREQUEST']._serialized_end=2100
+  _globals['_STOPSTAGERESPONSE']._serialized_start=2102
+  _globals['_STOPSTAGERESPONSE']._serialized_end=2160
+  _globals['_LISTSTAGESREQUEST']._serialized_start=2162
+  _globals['_LISTSTAGESREQUEST']._serialized_end=2181
+  _globals['_LISTSTAGESRESPONSE']._serialized_start=2183
+  _globals['_LISTSTAGESRESPONSE']._serialized_end=2301
+  _globals['_GETINVENTORYREQUEST']._serialized_start=2303
+  _globals['_GETINVENTORYREQUEST']._serialized_end=2324
+  _globals['_GETINVENTORYRESPONSE']._serialized_start=2326
+  _globals['_GETINVENTORYRESPONSE']._serialized_end=2442
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2444
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2511
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2513
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2534
+  _globals['_READSTAGELOGREQUEST']._serialized_start=2537
+  _globals['_READSTAGELOGREQUEST']._serialized_end=2673
+  _globals['_READSTAGELOGRESPONSE']._serialized_start=2675
+  _globals['_READSTAGELOGRESPONSE']._serialized_end=2733
+  _globals['_AGENTSERVICE']._serialized_start=2867
+  _globals['_AGENTSERVICE']._serialized_end=3591
 # @@protoc_insertion_point(module_scope)

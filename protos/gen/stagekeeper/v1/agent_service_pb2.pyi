@@ -346,6 +346,7 @@ class InitStageRequest(_message.Message):
     START_STAGE_IDS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     OVERLAP_LOADS_FIELD_NUMBER: _builtins.int
+    LEADERS_FIELD_NUMBER: _builtins.int
     step: Global___OperationStep.ValueType
     """Which step."""
     operation_id: _builtins.str
@@ -388,6 +389,12 @@ class InitStageRequest(_message.Message):
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Peer]:
         """COMMIT only: the shards of the replica that lie on other workers, for the siblings' addresses."""
 
+    @_builtins.property
+    def leaders(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.StagePorts]:
+        """START only: where shard 0 of each command stage has its ports, when that lies on another worker.
+        Its agent has said so in the outcome of RESERVE.
+        """
+
     def __init__(
         self,
         *,
@@ -405,10 +412,11 @@ class InitStageRequest(_message.Message):
         start_stage_ids: _abc.Iterable[_builtins.int] | None = ...,
         peers: _abc.Iterable[_types_pb2.Peer] | None = ...,
         overlap_loads: _builtins.bool = ...,
+        leaders: _abc.Iterable[_types_pb2.StagePorts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "entry_stage_id", b"entry_stage_id", "generation", b"generation", "header", b"header", "model", b"model", "operation_id", b"operation_id", "overlap_loads", b"overlap_loads", "peers", b"peers", "replica_index", b"replica_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stages", b"stages", "start_stage_ids", b"start_stage_ids", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "entry_stage_id", b"entry_stage_id", "generation", b"generation", "header", b"header", "leaders", b"leaders", "model", b"model", "operation_id", b"operation_id", "overlap_loads", b"overlap_loads", "peers", b"peers", "replica_index", b"replica_index", "spec_revision", b"spec_revision", "stage_count", b"stage_count", "stages", b"stages", "start_stage_ids", b"start_stage_ids", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

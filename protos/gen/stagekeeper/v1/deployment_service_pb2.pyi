@@ -239,6 +239,7 @@ class PlanDeploymentResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     ESTIMATED_S_FIELD_NUMBER: _builtins.int
     EXISTS_FIELD_NUMBER: _builtins.int
+    COMMANDS_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     """A digest of the spec and of what this plan rests on; stored nowhere. Equal ids are equal plans."""
     estimated_s: _builtins.float
@@ -269,6 +270,10 @@ class PlanDeploymentResponse(_message.Message):
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanRefusal]:
         """Every reason why it could not be created now; empty means that it could."""
 
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedCommand]:
+        """What would be executed for each command stage: by replica, stage and shard."""
+
     def __init__(
         self,
         *,
@@ -280,16 +285,61 @@ class PlanDeploymentResponse(_message.Message):
         refusals: _abc.Iterable[Global___PlanRefusal] | None = ...,
         estimated_s: _builtins.float | None = ...,
         exists: _builtins.bool = ...,
+        commands: _abc.Iterable[Global___PlannedCommand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "estimated_s", b"estimated_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "devices", b"devices", "estimated_s", b"estimated_s", "exists", b"exists", "groups", b"groups", "kept_replicas", b"kept_replicas", "plan_id", b"plan_id", "refusals", b"refusals", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s", "commands", b"commands", "devices", b"devices", "estimated_s", b"estimated_s", "exists", b"exists", "groups", b"groups", "kept_replicas", b"kept_replicas", "plan_id", b"plan_id", "refusals", b"refusals", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__estimated_s: _TypeAlias = _typing.Literal["estimated_s"]  # noqa: Y015
     _WhichOneofArgType__estimated_s: _TypeAlias = _typing.Literal["_estimated_s", b"_estimated_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__estimated_s) -> _WhichOneofReturnType__estimated_s | None: ...
 
 Global___PlanDeploymentResponse: _TypeAlias = PlanDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class PlannedCommand(_message.Message):
+    """The command line of one shard of a command stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_INDEX_FIELD_NUMBER: _builtins.int
+    STAGE_ID_FIELD_NUMBER: _builtins.int
+    STAGE_NAME_FIELD_NUMBER: _builtins.int
+    SHARD_INDEX_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ARGV_FIELD_NUMBER: _builtins.int
+    replica_index: _builtins.int
+    """Of which replica."""
+    stage_id: _builtins.int
+    """Which stage."""
+    stage_name: _builtins.str
+    """Its name."""
+    shard_index: _builtins.int
+    """Which shard of the stage."""
+    worker_id: _builtins.str
+    """Where it would run."""
+    @_builtins.property
+    def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The program and its arguments. What is settled only at the start stands there as `<port:http>`."""
+
+    def __init__(
+        self,
+        *,
+        replica_index: _builtins.int = ...,
+        stage_id: _builtins.int = ...,
+        stage_name: _builtins.str = ...,
+        shard_index: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        argv: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "replica_index", b"replica_index", "shard_index", b"shard_index", "stage_id", b"stage_id", "stage_name", b"stage_name", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedCommand: _TypeAlias = PlannedCommand  # noqa: Y015
 
 @_typing.final
 class StageGroup(_message.Message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stagekeeper.v1 import types_pb2 as stagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*stagekeeper/v1/stage_control_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"(\n\x11WatchStageRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\xa6\x04\n\x12WatchStageResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.stagekeeper.v1.ShardState\x12$\n\x05phase\x18\x04 \x01(\x0e\x32\x15.stagekeeper.v1.Phase\x12*\n\x08progress\x18\x05 \x01(\x0b\x32\x18.stagekeeper.v1.Progress\x12\x11\n\tin_flight\x18\x06 \x01(\r\x12\x17\n\nbusy_for_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12/\n\taddresses\x18\x08 \x03(\x0b\x32\x1c.stagekeeper.v1.ShardAddress\x12/\n\tendpoints\x18\t \x03(\x0b\x32\x1c.stagekeeper.v1.EndpointInfo\x12\x19\n\x0c\x64\x65vice_bytes\x18\n \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x11\n\ttraceback\x18\x0c \x01(\t\x12\x15\n\rout_of_memory\x18\r \x01(\x08\x12\x37\n\x10predicted_memory\x18\x0e \x01(\x0b\x32\x1d.stagekeeper.v1.MemoryProfile\x12\x36\n\x0fmeasured_memory\x18\x0f \x01(\x0b\x32\x1d.stagekeeper.v1.MemoryProfileB\r\n\x0b_busy_for_sB\x0f\n\r_device_bytes\"K\n\x0fSetPeersRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12#\n\x05peers\x18\x02 \x03(\x0b\x32\x14.stagekeeper.v1.Peer\"\x12\n\x10SetPeersResponse\"H\n\x0f\x45ndStageRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x62udget_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x12\n\x10\x45ndStageResponse2\x8a\x02\n\x13StageControlService\x12U\n\nWatchStage\x12!.stagekeeper.v1.WatchStageRequest\x1a\".stagekeeper.v1.WatchStageResponse0\x01\x12M\n\x08SetPeers\x12\x1f.stagekeeper.v1.SetPeersRequest\x1a .stagekeeper.v1.SetPeersResponse\x12M\n\x08\x45ndStage\x12\x1f.stagekeeper.v1.EndStageRequest\x1a .stagekeeper.v1.EndStageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*stagekeeper/v1/stage_control_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"(\n\x11WatchStageRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\xbc\x04\n\x12WatchStageResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.stagekeeper.v1.ShardState\x12$\n\x05phase\x18\x04 \x01(\x0e\x32\x15.stagekeeper.v1.Phase\x12*\n\x08progress\x18\x05 \x01(\x0b\x32\x18.stagekeeper.v1.Progress\x12\x11\n\tin_flight\x18\x06 \x01(\r\x12\x17\n\nbusy_for_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12/\n\taddresses\x18\x08 \x03(\x0b\x32\x1c.stagekeeper.v1.ShardAddress\x12/\n\tendpoints\x18\t \x03(\x0b\x32\x1c.stagekeeper.v1.EndpointInfo\x12\x19\n\x0c\x64\x65vice_bytes\x18\n \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x11\n\ttraceback\x18\x0c \x01(\t\x12\x15\n\rout_of_memory\x18\r \x01(\x08\x12\x37\n\x10predicted_memory\x18\x0e \x01(\x0b\x32\x1d.stagekeeper.v1.MemoryProfile\x12\x36\n\x0fmeasured_memory\x18\x0f \x01(\x0b\x32\x1d.stagekeeper.v1.MemoryProfile\x12\x14\n\x0cstall_reason\x18\x10 \x01(\tB\r\n\x0b_busy_for_sB\x0f\n\r_device_bytes\"K\n\x0fSetPeersRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12#\n\x05peers\x18\x02 \x03(\x0b\x32\x14.stagekeeper.v1.Peer\"\x12\n\x10SetPeersResponse\"H\n\x0f\x45ndStageRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x62udget_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x12\n\x10\x45ndStageResponse2\x8a\x02\n\x13StageControlService\x12U\n\nWatchStage\x12!.stagekeeper.v1.WatchStageRequest\x1a\".stagekeeper.v1.WatchStageResponse0\x01\x12M\n\x08SetPeers\x12\x1f.stagekeeper.v1.SetPeersRequest\x1a .stagekeeper.v1.SetPeersResponse\x12M\n\x08\x45ndStage\x12\x1f.stagekeeper.v1.EndStageRequest\x1a .stagekeeper.v1.EndStageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSTAGEREQUEST']._serialized_start=90
   _globals['_WATCHSTAGEREQUEST']._serialized_end=130
   _globals['_WATCHSTAGERESPONSE']._serialized_start=133
-  _globals['_WATCHSTAGERESPONSE']._serialized_end=683
-  _globals['_SETPEERSREQUEST']._serialized_start=685
-  _globals['_SETPEERSREQUEST']._serialized_end=760
-  _globals['_SETPEERSRESPONSE']._serialized_start=762
-  _globals['_SETPEERSRESPONSE']._serialized_end=780
-  _globals['_ENDSTAGEREQUEST']._serialized_start=782
-  _globals['_ENDSTAGEREQUEST']._serialized_end=854
-  _globals['_ENDSTAGERESPONSE']._serialized_start=856
-  _globals['_ENDSTAGERESPONSE']._serialized_end=874
-  _globals['_STAGECONTROLSERVICE']._serialized_start=877
-  _globals['_STAGECONTROLSERVICE']._serialized_end=1143
+  _globals['_WATCHSTAGERESPONSE']._serialized_end=705
+  _globals['_SETPEERSREQUEST']._serialized_start=707
+  _globals['_SETPEERSREQUEST']._serialized_end=782
+  _globals['_SETPEERSRESPONSE']._serialized_start=784
+  _globals['_SETPEERSRESPONSE']._serialized_end=802
+  _globals['_ENDSTAGEREQUEST']._serialized_start=804
+  _globals['_ENDSTAGEREQUEST']._serialized_end=876
+  _globals['_ENDSTAGERESPONSE']._serialized_start=878
+  _globals['_ENDSTAGERESPONSE']._serialized_end=896
+  _globals['_STAGECONTROLSERVICE']._serialized_start=899
+  _globals['_STAGECONTROLSERVICE']._serialized_end=1165
 # @@protoc_insertion_point(module_scope)

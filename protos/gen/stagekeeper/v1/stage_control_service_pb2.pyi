@@ -64,12 +64,13 @@ class WatchStageResponse(_message.Message):
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
     PREDICTED_MEMORY_FIELD_NUMBER: _builtins.int
     MEASURED_MEMORY_FIELD_NUMBER: _builtins.int
+    STALL_REASON_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """This start of the process."""
     pid: _builtins.int
     """The main process."""
     state: _types_pb2.ShardState.ValueType
-    """STARTING, READY, DRAINING or FAILED."""
+    """STARTING, READY, STALLED, DRAINING or FAILED."""
     phase: _types_pb2.Phase.ValueType
     """The phase, while STARTING, and the phase it failed in."""
     in_flight: _builtins.int
@@ -84,6 +85,8 @@ class WatchStageResponse(_message.Message):
     """With FAILED: its traceback."""
     out_of_memory: _builtins.bool
     """With FAILED: memory ran out."""
+    stall_reason: _builtins.str
+    """With STALLED: what does not answer, and how."""
     @_builtins.property
     def progress(self) -> _types_pb2.Progress:
         """How far the phase is."""
@@ -122,10 +125,11 @@ class WatchStageResponse(_message.Message):
         out_of_memory: _builtins.bool = ...,
         predicted_memory: _types_pb2.MemoryProfile | None = ...,
         measured_memory: _types_pb2.MemoryProfile | None = ...,
+        stall_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "measured_memory", b"measured_memory", "predicted_memory", b"predicted_memory", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "addresses", b"addresses", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "endpoints", b"endpoints", "error", b"error", "in_flight", b"in_flight", "instance_id", b"instance_id", "measured_memory", b"measured_memory", "out_of_memory", b"out_of_memory", "phase", b"phase", "pid", b"pid", "predicted_memory", b"predicted_memory", "progress", b"progress", "state", b"state", "traceback", b"traceback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s", "_device_bytes", b"_device_bytes", "addresses", b"addresses", "busy_for_s", b"busy_for_s", "device_bytes", b"device_bytes", "endpoints", b"endpoints", "error", b"error", "in_flight", b"in_flight", "instance_id", b"instance_id", "measured_memory", b"measured_memory", "out_of_memory", b"out_of_memory", "phase", b"phase", "pid", b"pid", "predicted_memory", b"predicted_memory", "progress", b"progress", "stall_reason", b"stall_reason", "state", b"state", "traceback", b"traceback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__busy_for_s: _TypeAlias = _typing.Literal["busy_for_s"]  # noqa: Y015
     _WhichOneofArgType__busy_for_s: _TypeAlias = _typing.Literal["_busy_for_s", b"_busy_for_s"]  # noqa: Y015

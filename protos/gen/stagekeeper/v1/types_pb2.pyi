@@ -1081,6 +1081,7 @@ class OperationRecord(_message.Message):
     ROLLBACK_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     UP_STAGE_IDS_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     """Minted by the supervisor; repeats with it join."""
     deployment: _builtins.str
@@ -1107,6 +1108,10 @@ class OperationRecord(_message.Message):
     def up_stage_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its stages on this worker that are up, ascending."""
 
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePorts]:
+        """The ports that were leased for its command stages on this worker, until it has ended."""
+
     def __init__(
         self,
         *,
@@ -1119,10 +1124,11 @@ class OperationRecord(_message.Message):
         rollback: _abc.Iterable[Global___RollbackEntry] | None = ...,
         failure: Global___Failure | None = ...,
         up_stage_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ports: _abc.Iterable[Global___StagePorts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "failure", b"failure", "generation", b"generation", "operation_id", b"operation_id", "reason", b"reason", "replica_index", b"replica_index", "rollback", b"rollback", "state", b"state", "up_stage_ids", b"up_stage_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "failure", b"failure", "generation", b"generation", "operation_id", b"operation_id", "ports", b"ports", "reason", b"reason", "replica_index", b"replica_index", "rollback", b"rollback", "state", b"state", "up_stage_ids", b"up_stage_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1594,12 +1600,17 @@ class StageSpec(_message.Message):
     STALL_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     STOP_BUDGET_S_FIELD_NUMBER: _builtins.int
     MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique in the deployment; 1 to 63 characters."""
     entrypoint: _builtins.str
-    """`module:qualname` of a Stage class that the agent can import and its operator allows."""
+    """`module:qualname` of a Stage class that the agent can import and its operator allows. Empty with
+    `command`.
+    """
     args_json: _builtins.str
-    """Keyword arguments of the class, as a JSON object. Text, since Struct would turn 3 into 3.0."""
+    """Keyword arguments of the class, as a JSON object. Text, since Struct would turn 3 into 3.0. Empty
+    with `command`.
+    """
     shard_count: _builtins.int
     """Parts of the stage, one per worker; 0 is read as 1. The k-th shard of every stage lies on the
     replica's k-th worker, where the numbers of `devices` stand for that worker's cards.
@@ -1622,7 +1633,11 @@ class StageSpec(_message.Message):
 
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Added to the stage's environment."""
+        """Added to the stage's environment. With `command`, values may hold templates."""
+
+    @_builtins.property
+    def command(self) -> Global___CommandSpec:
+        """Any server program, in place of a Stage class."""
 
     def __init__(
         self,
@@ -1638,10 +1653,11 @@ class StageSpec(_message.Message):
         stall_timeout_s: _builtins.float | None = ...,
         stop_budget_s: _builtins.float | None = ...,
         max_in_flight: _builtins.int = ...,
+        command: Global___CommandSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stall_timeout_s", b"_stall_timeout_s", "_start_timeout_s", b"_start_timeout_s", "_stop_budget_s", b"_stop_budget_s", "memory", b"memory", "stall_timeout_s", b"stall_timeout_s", "start_timeout_s", b"start_timeout_s", "stop_budget_s", b"stop_budget_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stall_timeout_s", b"_stall_timeout_s", "_start_timeout_s", b"_start_timeout_s", "_stop_budget_s", b"_stop_budget_s", "command", b"command", "memory", b"memory", "stall_timeout_s", b"stall_timeout_s", "start_timeout_s", b"start_timeout_s", "stop_budget_s", b"stop_budget_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stall_timeout_s", b"_stall_timeout_s", "_start_timeout_s", b"_start_timeout_s", "_stop_budget_s", b"_stop_budget_s", "args_json", b"args_json", "devices", b"devices", "entrypoint", b"entrypoint", "env", b"env", "max_in_flight", b"max_in_flight", "memory", b"memory", "name", b"name", "shard_count", b"shard_count", "stall_timeout_s", b"stall_timeout_s", "start_timeout_s", b"start_timeout_s", "stop_budget_s", b"stop_budget_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stall_timeout_s", b"_stall_timeout_s", "_start_timeout_s", b"_start_timeout_s", "_stop_budget_s", b"_stop_budget_s", "args_json", b"args_json", "command", b"command", "devices", b"devices", "entrypoint", b"entrypoint", "env", b"env", "max_in_flight", b"max_in_flight", "memory", b"memory", "name", b"name", "shard_count", b"shard_count", "stall_timeout_s", b"stall_timeout_s", "start_timeout_s", b"start_timeout_s", "stop_budget_s", b"stop_budget_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stall_timeout_s: _TypeAlias = _typing.Literal["stall_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__stall_timeout_s: _TypeAlias = _typing.Literal["_stall_timeout_s", b"_stall_timeout_s"]  # noqa: Y015
@@ -1657,6 +1673,240 @@ class StageSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_budget_s) -> _WhichOneofReturnType__stop_budget_s | None: ...
 
 Global___StageSpec: _TypeAlias = StageSpec  # noqa: Y015
+
+@_typing.final
+class CommandSpec(_message.Message):
+    """A server program as a stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARGV_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The program and its arguments. The program is an absolute path, or a name that the agent finds in
+        its own PATH, and holds no template; `--allow` of the agent must cover `command:PROGRAM`. An
+        argument may hold templates: {port:NAME} {host} {device_indexes} {device_uuids} {utilization}
+        {memory_bytes} {shard_index} {shard_count} {leader_host} {leader_port:NAME} {generation}
+        {instance_id} {run_dir} {cache_dir}. A name in doubled braces is itself in single ones; braces
+        around anything that is no name are left as they are.
+        """
+
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the ports that each instance is given, leased by its agent; 1 to 63 characters."""
+
+    @_builtins.property
+    def ready(self) -> Global___Probe:
+        """It is ready when this succeeds; absent means when the first of `ports` takes a connection."""
+
+    @_builtins.property
+    def live(self) -> Global___Probe:
+        """While it fails, the stage is STALLED; absent means that only its end counts."""
+
+    @_builtins.property
+    def canary(self) -> Global___Probe:
+        """A call as a user makes it, once it is ready; when it fails, so does the start."""
+
+    @_builtins.property
+    def drain(self) -> Global___DrainSpec:
+        """How it is taken out of service; absent means SIGTERM at once."""
+
+    def __init__(
+        self,
+        *,
+        argv: _abc.Iterable[_builtins.str] | None = ...,
+        ports: _abc.Iterable[_builtins.str] | None = ...,
+        ready: Global___Probe | None = ...,
+        live: Global___Probe | None = ...,
+        canary: Global___Probe | None = ...,
+        drain: Global___DrainSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "drain", b"drain", "live", b"live", "ready", b"ready"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "canary", b"canary", "drain", b"drain", "live", b"live", "ports", b"ports", "ready", b"ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandSpec: _TypeAlias = CommandSpec  # noqa: Y015
+
+@_typing.final
+class Probe(_message.Message):
+    """One look at a program from outside."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HTTP_PATH_FIELD_NUMBER: _builtins.int
+    GRPC_SERVICE_FIELD_NUMBER: _builtins.int
+    TCP_FIELD_NUMBER: _builtins.int
+    LOG_TEXT_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    CONTAINS_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    http_path: _builtins.str
+    """The path of an HTTP request. It succeeds with a status from 200 to 299."""
+    grpc_service: _builtins.str
+    """The service that is asked for over grpc.health.v1; empty asks for the whole server. It succeeds
+    with SERVING.
+    """
+    tcp: _builtins.bool
+    """True: it takes a TCP connection."""
+    log_text: _builtins.str
+    """A line of its output holds this text. For `ready` alone."""
+    port: _builtins.str
+    """A name of `ports`; empty means the first. Not with log_text."""
+    body: _builtins.str
+    """With http_path: sent with POST, as JSON; without it the request is a GET."""
+    contains: _builtins.str
+    """With http_path: text that the answer must hold."""
+    interval_s: _builtins.float
+    """Between two looks; absent means 0.25 for `ready` and `canary`, 5 for `live`."""
+    timeout_s: _builtins.float
+    """What one look may take; absent means 30 for `canary`, 2 for the others."""
+    failures: _builtins.int
+    """`live` and `canary`: so many failures in a row count; 0 is read as 3."""
+    def __init__(
+        self,
+        *,
+        http_path: _builtins.str = ...,
+        grpc_service: _builtins.str = ...,
+        tcp: _builtins.bool = ...,
+        log_text: _builtins.str = ...,
+        port: _builtins.str = ...,
+        body: _builtins.str = ...,
+        contains: _builtins.str = ...,
+        interval_s: _builtins.float | None = ...,
+        timeout_s: _builtins.float | None = ...,
+        failures: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "_timeout_s", b"_timeout_s", "grpc_service", b"grpc_service", "http_path", b"http_path", "interval_s", b"interval_s", "log_text", b"log_text", "look", b"look", "tcp", b"tcp", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "_timeout_s", b"_timeout_s", "body", b"body", "contains", b"contains", "failures", b"failures", "grpc_service", b"grpc_service", "http_path", b"http_path", "interval_s", b"interval_s", "log_text", b"log_text", "look", b"look", "port", b"port", "tcp", b"tcp", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__interval_s: _TypeAlias = _typing.Literal["interval_s"]  # noqa: Y015
+    _WhichOneofArgType__interval_s: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s"]  # noqa: Y015
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    _WhichOneofReturnType_look: _TypeAlias = _typing.Literal["http_path", "grpc_service", "tcp", "log_text"]  # noqa: Y015
+    _WhichOneofArgType_look: _TypeAlias = _typing.Literal["look", b"look"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_s) -> _WhichOneofReturnType__interval_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_look) -> _WhichOneofReturnType_look | None: ...
+
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
+
+@_typing.final
+class DrainSpec(_message.Message):
+    """How a program is taken out of service, all within the stage's stop budget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTLE_S_FIELD_NUMBER: _builtins.int
+    BUDGET_S_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    settle_s: _builtins.float
+    """First: so long it goes on as it is, until everybody has heard that it takes nothing new."""
+    budget_s: _builtins.float
+    """Then: so long it may take to end what it works on, before it gets SIGTERM. Without `metric` all
+    of it is waited for; with it no longer than something is in flight. Absent means with `metric` all
+    that is left but a third, and otherwise 0.
+    """
+    metric: _builtins.str
+    """The name of a metric at `path` that says how much is in flight; all series of it are summed."""
+    path: _builtins.str
+    """Where the metrics are, in the text format of Prometheus."""
+    port: _builtins.str
+    """A name of `ports`; empty means the first."""
+    def __init__(
+        self,
+        *,
+        settle_s: _builtins.float = ...,
+        budget_s: _builtins.float | None = ...,
+        metric: _builtins.str = ...,
+        path: _builtins.str = ...,
+        port: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_s", b"_budget_s", "budget_s", b"budget_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_s", b"_budget_s", "budget_s", b"budget_s", "metric", b"metric", "path", b"path", "port", b"port", "settle_s", b"settle_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__budget_s: _TypeAlias = _typing.Literal["budget_s"]  # noqa: Y015
+    _WhichOneofArgType__budget_s: _TypeAlias = _typing.Literal["_budget_s", b"_budget_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_s) -> _WhichOneofReturnType__budget_s | None: ...
+
+Global___DrainSpec: _TypeAlias = DrainSpec  # noqa: Y015
+
+@_typing.final
+class StagePorts(_message.Message):
+    """Where one stage's shard has its ports: leased with RESERVE, and free again when its processes are
+    gone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_ID_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    stage_id: _builtins.int
+    """The stage."""
+    host: _builtins.str
+    """The host at which they are reached, without brackets."""
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedPort]:
+        """Each port of the spec, in its order."""
+
+    def __init__(
+        self,
+        *,
+        stage_id: _builtins.int = ...,
+        host: _builtins.str = ...,
+        ports: _abc.Iterable[Global___NamedPort] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "ports", b"ports", "stage_id", b"stage_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagePorts: _TypeAlias = StagePorts  # noqa: Y015
+
+@_typing.final
+class NamedPort(_message.Message):
+    """A port, and what the spec calls it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name from `ports`."""
+    port: _builtins.int
+    """Its number."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedPort: _TypeAlias = NamedPort  # noqa: Y015
 
 @_typing.final
 class MemoryNeed(_message.Message):

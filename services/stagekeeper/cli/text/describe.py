@@ -6,6 +6,7 @@ is wrapped and what is coloured (`describe_view`). Nothing is asked for: all ans
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -153,11 +154,11 @@ def _spec(deployment: pb2.Deployment, now: float) -> Block:
             stage.name,
             ", ".join(map(str, stage.devices)) or "none",
             _need(stage),
-            stage.entrypoint,
+            shlex.join(stage.command.argv) or stage.entrypoint,
         )
         for stage_id, stage in enumerate(spec.stages)
     ]
-    table = Table(("GROUP", "STAGE", "CARDS", "MEMORY OF EACH", "ENTRYPOINT"), as_rows(rows))
+    table = Table(("GROUP", "STAGE", "CARDS", "MEMORY OF EACH", "RUNS"), as_rows(rows))
     return Block(f"spec  {', '.join(facts)}", tuple(said), table)
 
 

@@ -51,7 +51,8 @@ def _stage(stage: types.StageSpec) -> Json:
     amount = need.WhichOneof("amount") if need is not None else None
     return {
         "stage": stage.name,
-        "entrypoint": stage.entrypoint,
+        "entrypoint": stage.entrypoint or None,
+        "command": list(stage.command.argv) or None,
         "devices": list(stage.devices),
         "shard_count": stage.shard_count or 1,
         "utilization": need.utilization if need is not None and amount == "utilization" else None,

@@ -5,6 +5,7 @@ Decided here: the words, and what is worth a row. Not decided here: how it is dr
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -52,7 +53,7 @@ class PlanText:
 
 def plan_text(name: str, plan: pb2.PlanDeploymentResponse) -> PlanText:
     """Make the text of a plan."""
-    tables = [_groups(plan), _replicas(plan)]
+    tables = [_groups(plan), _replicas(plan), _commands(plan)]
     facts = [f"plan id: {plan.plan_id}"]
     if plan.replicas:
         facts.append(f"estimated time: {_estimate(plan)}")
@@ -118,6 +119,19 @@ def _replicas(plan: pb2.PlanDeploymentResponse) -> Table:
     rows += [(str(index), "-", "left alone") for index in plan.kept_replicas]
     rows.sort(key=lambda row: int(row[0]))
     return Table(("REPLICA", "WORKER", "ITS CARDS"), as_rows(rows))
+
+
+def _commands(plan: pb2.PlanDeploymentResponse) -> Table:
+    """Write what would be executed, so that it can be pasted into a shell."""
+    rows = [
+        (
+            f"{it.replica_index}/{it.stage_name}" + (f"[{it.shard_index}]" * bool(it.shard_index)),
+            it.worker_id,
+            shlex.join(it.argv),
+        )
+        for it in plan.commands
+    ]
+    return Table(("COMMAND OF", "WORKER", "ARGV"), as_rows(rows))
 
 
 def _card(device: pb2.PlannedDevice) -> CardText:

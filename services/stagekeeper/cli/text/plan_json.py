@@ -22,6 +22,17 @@ def plan_json(endpoint: str, name: str, plan: pb2.PlanDeploymentResponse) -> dic
         "replicas": [_replica(replica) for replica in plan.replicas],
         "kept_replicas": list(plan.kept_replicas),
         "devices": [_device(device) for device in plan.devices],
+        "commands": [
+            {
+                "replica_index": it.replica_index,
+                "stage_id": it.stage_id,
+                "stage": it.stage_name,
+                "shard_index": it.shard_index,
+                "worker_id": it.worker_id,
+                "argv": list(it.argv),
+            }
+            for it in plan.commands
+        ],
         "refusals": [
             {
                 "reason": refusal.reason,

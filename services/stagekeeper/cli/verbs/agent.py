@@ -64,6 +64,13 @@ def agent(
             help="A stage fails that waits for its cards while their user makes no progress.",
         ),
     ] = 600.0,
+    ports: Annotated[
+        str,
+        flags.Option(
+            metavar="FIRST-LAST",
+            help="For programs that are stages [default: 200 that no other agent here has].",
+        ),
+    ] = "",
     busy_after_s: Annotated[
         float,
         flags.Option(metavar="SECONDS", help="Without progress in a call or a phase: BUSY."),
@@ -115,6 +122,7 @@ def agent(
         stop_budget_s=stop_budget_s,
         max_loads=max_loads,
         lock_limit_s=lock_limit_s,
+        ports=ports,
         busy_after_s=busy_after_s,
         stall_after_s=stall_after_s,
         device_deadline_s=device_deadline_s,

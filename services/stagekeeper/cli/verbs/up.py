@@ -50,6 +50,7 @@ def up(
     from stagekeeper.cli.asking import check_endpoint
     from stagekeeper.cli.places import absolute, import_folders, make_state_dir, state_dir_path
     from stagekeeper.cli.spec_files import read_specs
+    from stagekeeper.cli.up.allowing import allowance
     from stagekeeper.cli.up.default_devices import default_devices, may_have_gpus, ram_bytes
     from stagekeeper.cli.up.plane import PlaneOptions
     from stagekeeper.cli.up.preflight import check_flags
@@ -57,7 +58,7 @@ def up(
 
     specs = read_specs(files or ())
     check_endpoint(endpoint, insecure=insecure)
-    named = {stage.entrypoint for loaded in specs for stage in loaded.spec.stages}
+    named = {allowance(stage) for loaded in specs for stage in loaded.spec.stages}
     options = PlaneOptions(
         endpoint=endpoint,
         state_dir=state_dir_path(state_dir),

@@ -9,6 +9,10 @@ Invariant: `x_from_proto(x_to_proto(v)) == v`.
 
 from __future__ import annotations
 
+from stagekeeper.runtime.convert.command_stages import (
+    stage_ports_from_proto,
+    stage_ports_to_proto,
+)
 from stagekeeper.runtime.convert.failures import (
     exit_from_proto,
     exit_to_proto,
@@ -122,6 +126,8 @@ __all__ = [
     "shard_to_proto",
     "spec_from_proto",
     "spec_to_proto",
+    "stage_ports_from_proto",
+    "stage_ports_to_proto",
     "stage_spec_from_proto",
     "stage_spec_to_proto",
     "stage_start_from_proto",

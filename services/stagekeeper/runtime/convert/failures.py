@@ -27,6 +27,10 @@ from stagekeeper.core.model import (
     OperationRecord,
     RollbackRecord,
 )
+from stagekeeper.runtime.convert.command_stages import (
+    stage_ports_from_proto,
+    stage_ports_to_proto,
+)
 from stagekeeper.runtime.convert.identities import (
     generation_from_proto,
     generation_to_proto,
@@ -187,6 +191,7 @@ def operation_to_proto(record: OperationRecord) -> pb2.OperationRecord:
         rollback=[rollback_to_proto(entry) for entry in record.rollback],
         failure=None if record.failure is None else failure_to_proto(record.failure),
         up_stage_ids=record.up_stage_ids,
+        ports=[stage_ports_to_proto(it) for it in record.ports],
     )
 
 
@@ -218,6 +223,7 @@ def operation_from_proto(message: pb2.OperationRecord) -> OperationRecord:
         rollback=tuple([rollback_from_proto(entry) for entry in message.rollback]),
         failure=failure_from_proto(message.failure) if message.HasField("failure") else None,
         up_stage_ids=tuple([StageId(it) for it in message.up_stage_ids]),
+        ports=tuple([stage_ports_from_proto(it) for it in message.ports]),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stagekeeper.core.command_stage import StagePorts
 from stagekeeper.core.ids import (
     DeploymentName,
     DeviceId,
@@ -27,6 +28,11 @@ from stagekeeper.core.model import (
     Placement,
     StageSpec,
     StageStart,
+)
+from stagekeeper.runtime.convert.command_stages import (
+    command_from_proto,
+    command_to_proto,
+    stage_ports_to_proto,
 )
 from stagekeeper.runtime.convert.identities import (
     epoch_to_proto,
@@ -61,7 +67,7 @@ def stage_spec_to_proto(stage: StageSpec) -> pb2.StageSpec:
     return pb2.StageSpec(
         name=stage.name,
         entrypoint=stage.entrypoint,
-        args_json=stage.args_json,
+        args_json="" if stage.command is not None else stage.args_json,
         devices=stage.devices,
         memory=None if stage.memory is None else memory_need_to_proto(stage.memory),
         shard_count=stage.shard_count,
@@ -70,6 +76,7 @@ def stage_spec_to_proto(stage: StageSpec) -> pb2.StageSpec:
         stall_timeout_s=stage.stall_timeout_s,
         stop_budget_s=stage.stop_budget_s,
         max_in_flight=stage.max_in_flight,
+        command=None if stage.command is None else command_to_proto(stage.command),
     )
 
 
@@ -87,6 +94,7 @@ def stage_spec_from_proto(message: pb2.StageSpec) -> StageSpec:
         stall_timeout_s=message.stall_timeout_s if has("stall_timeout_s") else None,
         stop_budget_s=message.stop_budget_s if has("stop_budget_s") else None,
         max_in_flight=message.max_in_flight or DEFAULT_MAX_IN_FLIGHT,
+        command=command_from_proto(message.command) if has("command") else None,
     )
 
 
@@ -158,6 +166,7 @@ def plan_to_proto(
     *,
     start_stage_ids: Iterable[StageId] = (),
     peers: Iterable[Peer] = (),
+    leaders: Iterable[StagePorts] = (),
 ) -> agent_pb2.InitStageRequest:
     """Build the request for one step of `plan`; the plan is the same in all of its requests.
 
@@ -167,6 +176,7 @@ def plan_to_proto(
         step: which one.
         start_stage_ids: START only: the stages to start now; none at all means all.
         peers: COMMIT only: the shards that lie on other workers.
+        leaders: START only: the ports of each command stage's shard 0, where that is elsewhere.
     """
     return agent_pb2.InitStageRequest(
         header=header,
@@ -183,6 +193,7 @@ def plan_to_proto(
         start_stage_ids=start_stage_ids,
         peers=[peer_to_proto(peer) for peer in peers],
         overlap_loads=plan.overlap_loads,
+        leaders=[stage_ports_to_proto(it) for it in leaders],
     )
 
 
