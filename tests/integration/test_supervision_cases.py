@@ -193,6 +193,8 @@ async def test_supervision_U8_stopping_a_healthy_tree_is_no_failure(tmp_path):
     assert (exit_code, script.output, script.errors) == (0, "", "")
     assert not [line for line in script.noted if line.startswith("hook")]
     assert "1 clean" in script.noted
+    cleanups = [line for line in script.noted if line.startswith("cleanup")]
+    assert len(cleanups) == 5 and all(line.endswith(": None") for line in cleanups)
 
 
 async def test_supervision_U9_a_mesh_with_a_dead_rank_stops_within_its_budget(tree, procs):
@@ -322,7 +324,7 @@ async def test_supervision_U28_so_is_an_order_to_end_that_the_owner_did_not_give
 async def test_supervision_U31_a_rank_that_is_stuck_in_c_is_stalled_and_not_dead(tree, procs):
     options = procs[0:1].options(stall_after_s=0.3)
     stuck, beside = options.spawn("stuck", PlainWorker), procs[0:1].spawn("beside", Worker)
-    call = asyncio.create_task(stuck.block_in_c.call_one(2.0))
+    call = asyncio.create_task(stuck.block_in_c.call_one(1.0))
 
     failure = await tree.faults.one()
 

@@ -25,7 +25,7 @@ async def healthy() -> None:
     """Stop everything in order: some from the leaves, some from the root, some by leaving."""
     actor.unhandled_fault_hook = count_hook
     async with root():
-        procs = this_host().spawn_procs(2)
+        procs = this_host().spawn_procs(1)
         managers = procs.spawn("managers", Manager, "handle", JOURNAL)
         await managers[0].spawn_more.call_one("extra", 1)
         note(JOURNAL, str(await managers[0].stop_workers.call_one(5)))
@@ -33,8 +33,7 @@ async def healthy() -> None:
         assert await workers.add.call_one(1, 2) == 3
         await workers.stop()
         await managers.stop()
-        await procs.stop()
-        this_host().spawn_procs(1).spawn("last", Worker, "last", JOURNAL)
+        await procs.spawn("last", Worker, "last", JOURNAL).take.call_one(1)
 
 
 async def default_hook() -> None:
