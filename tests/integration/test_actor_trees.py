@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from stagekeeper.actor import (
 )
 from tests.harness.actor_trees import SOON_S, Tree, a_root, a_script, all_gone, is_alive, until
 from tests.stages.actor_cases import (
+    BriefManager,
     Broken,
     Careless,
     HastyManager,
@@ -328,6 +330,16 @@ async def test_a_handler_has_a_time_limit(tree):
     assert failure.kind == FailureKind.SUPERVISE_RAISED
     assert "TimeoutError" in failure.path[0].decision
     assert failure.root.where == "workers[0]"
+
+
+async def test_a_plain_handler_of_an_actor_without_plain_endpoints_runs_on_the_loop(tree):
+    manager = this_proc().spawn("manager", BriefManager, "handle")
+    await manager.break_one.call_one()
+
+    told = await told_once(manager)
+
+    assert told["thread"] == threading.main_thread().name
+    assert await manager.ping.call_one() == "pong"
 
 
 async def test_failures_are_handled_one_at_a_time_and_messages_are_served_meanwhile(tree, journal):

@@ -1,6 +1,6 @@
-"""The named cases of supervision, on real processes; `cases/supervision.md` has their words.
+"""The named cases of supervision, on real processes: what users of such systems have suffered.
 
-A time in a case is what a benchmark shows; here what is to be at once has seconds.
+What a case wants within milliseconds has seconds here; benchmarks show the milliseconds.
 """
 
 from __future__ import annotations

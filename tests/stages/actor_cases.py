@@ -390,6 +390,14 @@ class HastyManager(Manager):
     __supervise_limit_s__ = 0.2
 
 
+class BriefManager(Manager):
+    """Decides in plain code, though its endpoints are async: within the loop, at once."""
+
+    def __supervise__(self, failure: MeshFailure) -> Any:  # type: ignore[override]
+        self.told.append({**told(failure), "thread": threading.current_thread().name})
+        return self.decision == "handle"
+
+
 class Careless(Actor):
     """Owns a manager, and says nothing about failures."""
 
