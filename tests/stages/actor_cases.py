@@ -393,7 +393,7 @@ class HastyManager(Manager):
 class BriefManager(Manager):
     """Decides in plain code, though its endpoints are async: within the loop, at once."""
 
-    def __supervise__(self, failure: MeshFailure) -> Any:  # type: ignore[override]
+    def __supervise__(self, failure: MeshFailure) -> Any:
         self.told.append({**told(failure), "thread": threading.current_thread().name})
         return self.decision == "handle"
 
