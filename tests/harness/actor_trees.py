@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import stagekeeper.actor as actor
-from stagekeeper.actor import MeshFailure, ProcMesh, root, this_host
+from stagekeeper.actor import MeshFailure, ProcMesh, Root, root, this_host
 from stagekeeper.actor.program import Program, current_program
 from stagekeeper.host import proc_table, tree_sweep
 from tests.harness.processes import start_ticks
@@ -47,8 +47,9 @@ class Faults:
 class Tree:
     """A root in this process."""
 
-    def __init__(self, program: Program, faults: Faults) -> None:
+    def __init__(self, program: Program, faults: Faults, own: Root) -> None:
         self.program = program
+        self.root = own
         self.faults = faults
         self.procs: ProcMesh | None = None
         """Processes that all tests share; those that a test ends are replaced after it."""
@@ -85,8 +86,8 @@ async def a_root(**options: Any) -> AsyncIterator[Tree]:
     actor.unhandled_fault_hook = faults
     path = ""
     try:
-        async with root(**options):
-            tree = Tree(current_program(), faults)
+        async with root(**options) as own:
+            tree = Tree(current_program(), faults, own)
             path = tree.program.tree_path
             yield tree
     finally:

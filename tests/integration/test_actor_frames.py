@@ -142,7 +142,7 @@ async def test_too_many_frames_in_a_message_end_the_connection_and_nothing_of_th
         assert await frames.value(kept, "told") == [""]
 
 
-@pytest.mark.parametrize("entrypoint", [KEPT, PLAIN])
+@pytest.mark.parametrize("entrypoint", [KEPT, pytest.param(PLAIN, marks=pytest.mark.soak)])
 async def test_values_that_nobody_reads_are_not_made_without_end(entrypoint):
     count, size = 1_000, 4 << 20
     async with owner() as (it, frames):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from stagekeeper.actor.failure_text import place_name
 from stagekeeper.client.errors import BadRequest, EndpointRaised, StagekeeperError
 
 if TYPE_CHECKING:
@@ -231,9 +232,12 @@ class NotStopped(StagekeeperError):
     """
 
     def __init__(self, failures: Sequence[MeshFailure]) -> None:
-        listed = "".join(f"\n  {failure.summary}" for failure in failures)
+        listed = "".join(
+            f"\n  {place_name(it.mesh_name, it.ranks)} (process {it.pid}): {it.message}"
+            for it in failures
+        )
         super().__init__(
-            f"{len(failures)} processes of the tree may still run:{listed}",
+            f"of these processes of the tree nobody says that they have ended:{listed}",
             reason="NOT_STOPPED",
             next_move="look at the hosts that do not answer",
         )
