@@ -19,6 +19,8 @@ FOR_DISPLAY = {
     "services/stagekeeper/agent/deaths.py": "when a failure was seen",
     "services/stagekeeper/agent/stage_process.py": "since when a stage is READY",
     "services/stagekeeper/agent/spawning.py": "when a stage was started",
+    "services/stagekeeper/runtime/phase_lock.py": "since when a holder has the cards",
+    "clients/stagekeeper/actor/failing.py": "when a failure of an actor was seen",
 }
 """By file: what is noted down for people. Whoever adds one says what it shows, and decides nothing
 by it: a clock that jumps must change no state."""

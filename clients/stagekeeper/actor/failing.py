@@ -1,4 +1,7 @@
-"""Failures in the making: of a rank by itself, and of an owner because of what it owns."""
+"""Failures in the making: of a rank by itself, and of an owner because of what it owns.
+
+Invariant: this alone of the actors' side reads the wall clock, and only for people to read.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ from stagekeeper.actor.failure import FailureKind, Hop, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
 
 
+def seen_now() -> float:
+    """Return the `detect_time` of a failure that is seen now, for display."""
+    return time.time()
+
+
 def failure_of(
     identity: ActorIdentity, kind: FailureKind, message: str, **more: Any
 ) -> MeshFailure:
     """Make a failure of one rank, as this process sees it now."""
-    return MeshFailure.at(identity.origin, kind, message=message, detect_time=time.time(), **more)
+    return MeshFailure.at(identity.origin, kind, message=message, detect_time=seen_now(), **more)
 
 
 def from_below(

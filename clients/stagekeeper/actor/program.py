@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
@@ -21,6 +20,7 @@ from weakref import WeakValueDictionary
 
 from stagekeeper.actor.connection.link import Link, beat_s_of
 from stagekeeper.actor.connection.links import Links
+from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto
 from stagekeeper.actor.hosting.actor_service import ActorService
@@ -225,7 +225,7 @@ class Program:
             instance_id=place.instance_id,
             message=f"the connection to its process at {place.address} broke",
             detected_by="connection",
-            detect_time=time.time(),
+            detect_time=seen_now(),
             pid=place.pid,
         )
 
@@ -240,7 +240,7 @@ class Program:
             message=f"process {place.pid} gave no sign of life for {silent_s:.2f} s, and is not "
             "known to be gone",
             detected_by="beat",
-            detect_time=time.time(),
+            detect_time=seen_now(),
             pid=place.pid,
         )
         for mesh in list(self._meshes.values()):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 
+from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
@@ -222,7 +223,7 @@ class ProcMeshControl:
             message=end.message,
             exit=end.exit,
             detected_by=end.detected_by,
-            detect_time=time.time(),
+            detect_time=seen_now(),
             pid=place.pid,
             last_log_lines=end.last_log_lines,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from stagekeeper.actor.connection.link import Link, PendingCall
+from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
@@ -75,7 +75,7 @@ class ReferenceKeeper:
             ranks=(rank.rank,),
             incarnations=(rank.incarnation,),
             message=f"{endpoint} from {sender} was for {rank.name}, which has failed",
-            detect_time=time.time(),
+            detect_time=seen_now(),
             endpoint=endpoint,
             sender=sender,
         )
