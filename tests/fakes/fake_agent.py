@@ -284,6 +284,14 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[agent_service_pb2.ReadStageLogResponse]:
         yield agent_service_pb2.ReadStageLogResponse()
 
+    @answers_refusals
+    async def SpawnProcs(
+        self, request: agent_service_pb2.SpawnProcsRequest, context: Any
+    ) -> AsyncIterator[agent_service_pb2.SpawnProcsResponse]:
+        for it in request.instance_ids:
+            ended = agent_service_pb2.ProcEnded(instance_id=it, reason="this agent starts none")
+            yield agent_service_pb2.SpawnProcsResponse(ended=ended)
+
 
 def _progress(
     request: agent_service_pb2.InitStageRequest, phase: types_pb2.Phase.ValueType

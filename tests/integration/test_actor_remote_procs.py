@@ -132,7 +132,8 @@ class ScriptedAgent(AgentServiceServicer):
 async def scripted(
     *script: Callable[[Any], Awaitable[Any]], lease_s: float = LONG_LEASE_S
 ) -> AsyncIterator[tuple[ScriptedAgent, RemoteProc]]:
-    agent, server = ScriptedAgent(*script), grpc.aio.server()
+    agent = ScriptedAgent(*script)  # type: ignore[abstract]
+    server = grpc.aio.server()
     add_AgentServiceServicer_to_server(agent, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

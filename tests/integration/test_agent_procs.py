@@ -15,7 +15,6 @@ import grpc
 from stagekeeper.core.errors import Reason
 from stagekeeper.host.process import boot_id
 from stagekeeper.v1 import agent_service_pb2 as pb
-from stagekeeper.wire.error_details import released
 from tests.fakes.agents import AgentHome, AgentProcess, agent_in
 from tests.fakes.overseer import Overseer
 from tests.harness.verdicts import Verdict, verdict_of
@@ -47,7 +46,7 @@ class Stream:
         try:
             event = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            self.verdict = verdict_of(released(error), "a stream")
+            self.verdict = verdict_of(error, "a stream")
             return None
         return None if event is grpc.aio.EOF else getattr(event, event.WhichOneof("event"))
 
@@ -119,19 +118,19 @@ async def test_processes_are_started_once_told_again_replaced_and_ended(overseer
 
             leaving = {"STAND_IN": "exits"}
             async with stream(overseer, request(b, c, environment=leaving)) as second:
-                told = await second.some(2)
-                assert told[b] == up[b]
+                seen = await second.some(2)
+                assert seen[b] == up[b]
                 end = await second.next()
                 assert (end.instance_id, end.exit.code, end.exit.asked) == (c, 3, False)
                 assert end.last_log_lines[-1] == "I leave"
             refusing = {"STAND_IN": "refuses"}
             async with stream(overseer, request(a, d, environment=refusing)) as third:
-                told = await third.some(1)
-                while d not in told:  # what is known of the old one may be forgotten by now
-                    told |= await third.some(1)
-                assert type(told[a]) is pb.ProcEnded, "an id is used once"
-                assert "it does not want to" in told[d].reason
-                assert told[d].last_log_lines[-1] == "no, never"
+                seen = await third.some(1)
+                while d not in seen:  # what is known of the old one may be forgotten by now
+                    seen |= await third.some(1)
+                assert type(seen[a]) is pb.ProcEnded, "an id is used once"
+                assert "it does not want to" in seen[d].reason
+                assert seen[d].last_log_lines[-1] == "no, never"
             assert lives(up[b].pid)
 
             grandchild = await grandchild_of(home, b)

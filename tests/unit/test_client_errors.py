@@ -17,6 +17,7 @@ _CLASSES = {
     NextMove.GIVE_WAY: errors.OutOfDate,
     NextMove.WAIT_FOR_THE_STATE: errors.WrongState,
     NextMove.ASK_FOR_THE_RIGHT: errors.NotAllowed,
+    NextMove.SAY_WHO_YOU_ARE: errors.NotAllowed,
     NextMove.FREE_SOMETHING: errors.NoRoom,
     NextMove.LIST_THEN_WATCH: errors.OutOfDate,
     NextMove.RETRY_WITH_BACKOFF: errors.Unavailable,
