@@ -17,6 +17,7 @@ from tests.e2e.specs import Spec
 from tests.e2e.startups import patience_s, processes_of
 from tests.harness.cluster import Cluster
 from tests.harness.command_line import command_line
+from tests.harness.ports import ports_in_a_row
 from tests.harness.waiting import wait_for
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -47,6 +48,12 @@ def served(**stage: Any) -> Spec:
     return {"name": "web", "stages": [one]}
 
 
+def own_ports() -> str:
+    """A flag of an agent: agents of other tests have other lock folders, and the same host."""
+    ports = ports_in_a_row(8)
+    return f"--ports={ports[0]}-{ports[-1]}"
+
+
 def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=20) as answer:
         return str(answer.read().decode())
@@ -55,7 +62,7 @@ def get(url: str) -> str:
 async def test_a_program_is_planned_started_found_adopted_and_stopped(cluster: Cluster) -> None:
     """startup-38, startup-24, startup-31, recovery-U13"""
     await cluster.start_supervisor()
-    await cluster.start_agent("node-1", devices=["cpu:0=1GiB"])
+    await cluster.start_agent("node-1", own_ports(), devices=["cpu:0=1GiB"])
     async with cluster.client() as client:
         (planned,) = (await client.plan(served())).commands
         assert planned.argv[1:] == ["-u", planned.argv[2], "127.0.0.1", "<port:http>"]
@@ -73,7 +80,7 @@ async def test_a_program_is_planned_started_found_adopted_and_stopped(cluster: C
         assert http.url in described.out and "{port:http}" in described.out
 
         cluster.agents["node-1"].kill()
-        await cluster.start_agent("node-1", devices=["cpu:0=1GiB"])
+        await cluster.start_agent("node-1", own_ports(), devices=["cpu:0=1GiB"])
         assert "running" in get(http.url)  # the program went on, and its port is still leased
         await client.deploy({**served(), "name": "other"}, timeout=60)
         (other,) = (await client.get("other")).replicas[0].shards
@@ -89,7 +96,7 @@ async def test_a_program_that_ends_is_a_failure_with_its_code_and_its_last_lines
 ) -> None:
     """recovery-U14, startup-12, startup-14, startup-15, startup-23"""
     await cluster.start_supervisor()
-    await cluster.start_agent("node-1", "--allow", f"command:{sys.executable}")
+    await cluster.start_agent("node-1", own_ports(), "--allow", f"command:{sys.executable}")
     code = "import sys; print('no weights at /models'); sys.exit(3)"
     broken = {"name": "bad", "stages": [program("one", "-c", code, ready={"log": "up"})]}
     async with cluster.client() as client:
@@ -132,8 +139,9 @@ async def test_a_program_that_ends_is_a_failure_with_its_code_and_its_last_lines
 
 async def test_shards_of_a_program_meet_at_the_leaders_port(cluster: Cluster) -> None:
     await cluster.start_supervisor()
-    for node in ("node-1", "node-2"):
-        await cluster.start_agent(node, devices=[])
+    ports = ports_in_a_row(8)
+    for node, first in (("node-1", ports[0]), ("node-2", ports[4])):
+        await cluster.start_agent(node, f"--ports={first}-{first + 3}", devices=[])
     meet = program(
         "gang",
         str(PROGRAMS / "rendezvous.py"),
@@ -164,12 +172,13 @@ async def test_ports_that_are_too_few_are_refused_before_anything_starts(
     cluster: Cluster,
 ) -> None:
     await cluster.start_supervisor()
-    await cluster.start_agent("node-1", "--ports=29997-29997")
+    (port,) = ports_in_a_row(1)
+    await cluster.start_agent("node-1", f"--ports={port}-{port}")
     spec = served()
     spec["stages"][0]["ports"] = ["http", "more"]
     spec["stages"][0]["env"] = {"A": "{port:more}"}
     async with cluster.client() as client:
-        with pytest.raises(DeployFailed, match=r"no port is free for 'more'.*29997-29997"):
+        with pytest.raises(DeployFailed, match=f"no port is free for 'more'.*{port}-{port}"):
             await client.deploy(spec, timeout=60)
     assert processes_of(cluster) == {}
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from stagekeeper.agent.child_environment import RUN_DIR_ENV
 from stagekeeper.core.command_stage import GRPC, HTTP, LOG, TCP, CommandSpec, DrainSpec, Probe
 from stagekeeper.host.process import identity_of
-from stagekeeper.runtime.launch import INSTANCE_ENV, LaunchCommand
+from stagekeeper.runtime.launch import INSTANCE_ENV, LaunchCommand, LaunchDevice
+from stagekeeper.runtime.phase_lock import Mode, PhaseLock
 from stagekeeper.v1 import types_pb2
 from tests.harness.stage_process import StageProcess
 from tests.harness.waiting import wait_for
@@ -34,7 +36,13 @@ def free_port() -> int:
 class Command(StageProcess):
     """A stage process with a program; `{port}` in the arguments is its port."""
 
-    def __init__(self, *argv: str, launch: dict[str, Any] | None = None, **spec: Any) -> None:
+    def __init__(
+        self,
+        *argv: str,
+        launch: dict[str, Any] | None = None,
+        fixed_bytes: bool = False,
+        **spec: Any,
+    ) -> None:
         self.port = free_port()
         filled = [it.replace("{port}", str(self.port)) for it in argv]
         fields = {"ports": ("http",), **spec}
@@ -47,6 +55,7 @@ class Command(StageProcess):
                 RUN_DIR_ENV: "of the test",
             },
             ports=dict.fromkeys(fields["ports"], self.port),
+            has_fixed_bytes=fixed_bytes,
         )
         super().__init__("", command=command, **(launch or {}))
 
@@ -169,6 +178,32 @@ async def test_a_follower_is_up_when_it_lives() -> None:
     ) as stage:
         state = await stage.ready()
         assert [it.name for it in state.addresses] == ["stage"]
+
+
+@pytest.mark.parametrize("fixed_bytes", [False, True])
+async def test_a_program_comes_up_alone_on_its_cards_unless_its_bytes_are_fixed(
+    tmp_path: Path, fixed_bytes: bool
+) -> None:
+    card = LaunchDevice("cpu:0", "cpu", 2**20, 2**30)
+    command = Command(
+        sys.executable,
+        "-uc",
+        "import time; print('up'); time.sleep(600)",
+        ready=Probe(LOG, "up"),
+        ports=(),
+        fixed_bytes=fixed_bytes,
+        launch={"devices": [card], "lock_dir": str(tmp_path)},
+    )
+    lock = PhaseLock(tmp_path, command.launch.lock_domains, "another stage")
+    async with AsyncExitStack() as stack:
+        async with lock.held(Mode.SHARED, "LOAD"):
+            stage = await stack.enter_async_context(command)
+            if fixed_bytes:
+                await stage.ready()
+            else:
+                await stage.until(lambda it: "another stage" in it.progress.note)
+                assert _main_process(stage) == 0
+        await stage.ready()
 
 
 async def test_a_program_that_cannot_be_executed_says_so(tmp_path: Path) -> None:

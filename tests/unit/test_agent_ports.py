@@ -23,26 +23,12 @@ from stagekeeper.core.ids import (
     WorkerId,
 )
 from stagekeeper.core.model import OperationPlan, StageSpec, StageStart
-
-HOST = "127.0.0.1"
+from tests.harness.ports import HOST, ports_in_a_row
 
 
 def free_range(count: int) -> PortRange:
-    """Ports in a row that nobody has bound."""
-    for first in range(21_000, 32_000, count):
-        held = []
-        try:
-            for port in range(first, first + count):
-                probe = socket.socket()
-                held.append(probe)
-                probe.bind((HOST, port))
-            return PortRange(first, first + count - 1)
-        except OSError:
-            continue
-        finally:
-            for probe in held:
-                probe.close()
-    raise AssertionError("no ports in a row are free")
+    ports = ports_in_a_row(count)
+    return PortRange(ports[0], ports[-1])
 
 
 def plan(number: int, *names: str) -> OperationPlan:

@@ -28,6 +28,7 @@ from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import SystemClock
 from stagekeeper.runtime.launch import INSTANCE_ENV, read_launch
 from tests.fakes.overseer import plan, stage
+from tests.harness.ports import HOST, ports_in_a_row
 
 CARD = Device(DeviceId("GPU-a"), "cuda", "", 0, total_bytes=2**30)
 WORKER = WorkerId("w")
@@ -94,7 +95,8 @@ async def test_a_program_gets_its_own_environment_and_its_arguments_filled_in(
 
     monkeypatch.setattr(spawning, "spawn", look)
     monkeypatch.setenv("PYTHONPATH", "/the/agents")
-    ports = Ports("127.0.0.1", tmp_path, PortRange(29_990, 29_999))
+    (port,) = ports_in_a_row(1)
+    ports = Ports(HOST, tmp_path, PortRange(port, port))
     spawner, _, stages = spawner_in(tmp_path, ports)
     argv = ("sh", "{port:http}", "{device_uuids}", "{memory_bytes}", "{utilization}", "{run_dir}")
     spec = replace(
@@ -109,7 +111,7 @@ async def test_a_program_gets_its_own_environment_and_its_arguments_filled_in(
     with pytest.raises(NotRun):
         spawner.spawn(p, p.stages[0])
 
-    port = leased.ports[0].port
+    assert [it.port for it in leased.ports] == [port]
     command = seen["launch"].command
     assert command.argv[0].endswith("/sh") and command.argv[0].startswith("/")
     assert command.argv[1:5] == [str(port), "GPU-a", str(2**29), "0.5"]
