@@ -15,7 +15,7 @@ import pytest
 
 from stagekeeper.agent.child_environment import RUN_DIR_ENV
 from stagekeeper.core.command_stage import GRPC, HTTP, LOG, TCP, CommandSpec, DrainSpec, Probe
-from stagekeeper.host.process import identity_of
+from stagekeeper.host.process import descendants, identity_of
 from stagekeeper.runtime.launch import INSTANCE_ENV, LaunchCommand, LaunchDevice
 from stagekeeper.runtime.phase_lock import Mode, PhaseLock
 from stagekeeper.v1 import types_pb2
@@ -58,6 +58,12 @@ class Command(StageProcess):
             has_fixed_bytes=fixed_bytes,
         )
         super().__init__("", command=command, **(launch or {}))
+
+    def close(self) -> None:
+        """End the program and what it has started too: they are in process groups of their own."""
+        for process in descendants(self.pid):
+            os.kill(process.pid, signal.SIGKILL)
+        super().close()
 
 
 def python_script(name: str, *args: str) -> tuple[str, ...]:
