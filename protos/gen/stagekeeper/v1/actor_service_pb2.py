@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stagekeeper.v1 import types_pb2 as stagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/actor_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"\xc7\x02\n\x11SpawnActorRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x04 \x01(\t\x12\x12\n\nentrypoint\x18\x05 \x01(\t\x12\x11\n\tmain_path\x18\x06 \x01(\t\x12*\n\targuments\x18\x07 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\x12\x0f\n\x07mesh_id\x18\x08 \x01(\t\x12\x11\n\tmesh_name\x18\t \x01(\t\x12\x0c\n\x04rank\x18\n \x01(\r\x12\x0c\n\x04size\x18\x0b \x01(\r\x12\x12\n\nowner_path\x18\x0c \x03(\t\x12\x13\n\x0bincarnation\x18\r \x01(\x04\x12\x15\n\rstall_after_s\x18\x0e \x01(\x01\x12\x15\n\rmax_in_flight\x18\x0f \x01(\r\">\n\x12SpawnActorResponse\x12(\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"\x84\x01\n\x10StopActorRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x03 \x01(\t\x12\x10\n\x08\x62udget_s\x18\x04 \x01(\x01\x12(\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"k\n\x11StopActorResponse\x12$\n\x05unrun\x18\x01 \x03(\x0b\x32\x15.stagekeeper.v1.Unrun\x12\x30\n\x0f\x63leanup_failure\x18\x02 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"<\n\x05Unrun\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x11\n\thad_begun\x18\x03 \x01(\x08\"B\n\x0eGetMeshRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07mesh_id\x18\x02 \x01(\t\x12\x10\n\x08\x65nded_id\x18\x03 \x01(\t\"b\n\x0fGetMeshResponse\x12)\n\x06places\x18\x01 \x03(\x0b\x32\x19.stagekeeper.v1.RankPlace\x12$\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"\xa0\x01\n\tRankPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12(\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\t\"K\n\x13RespawnProcsRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07mesh_id\x18\x02 \x01(\t\x12\x14\n\x0cinstance_ids\x18\x03 \x03(\t\"A\n\x14RespawnProcsResponse\x12)\n\x06places\x18\x01 \x03(\x0b\x32\x19.stagekeeper.v1.RankPlace2\xdc\x02\n\x0c\x41\x63torService\x12S\n\nSpawnActor\x12!.stagekeeper.v1.SpawnActorRequest\x1a\".stagekeeper.v1.SpawnActorResponse\x12P\n\tStopActor\x12 .stagekeeper.v1.StopActorRequest\x1a!.stagekeeper.v1.StopActorResponse\x12J\n\x07GetMesh\x12\x1e.stagekeeper.v1.GetMeshRequest\x1a\x1f.stagekeeper.v1.GetMeshResponse\x12Y\n\x0cRespawnProcs\x12#.stagekeeper.v1.RespawnProcsRequest\x1a$.stagekeeper.v1.RespawnProcsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/actor_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"\xc7\x02\n\x11SpawnActorRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x04 \x01(\t\x12\x12\n\nentrypoint\x18\x05 \x01(\t\x12\x11\n\tmain_path\x18\x06 \x01(\t\x12*\n\targuments\x18\x07 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\x12\x0f\n\x07mesh_id\x18\x08 \x01(\t\x12\x11\n\tmesh_name\x18\t \x01(\t\x12\x0c\n\x04rank\x18\n \x01(\r\x12\x0c\n\x04size\x18\x0b \x01(\r\x12\x12\n\nowner_path\x18\x0c \x03(\t\x12\x13\n\x0bincarnation\x18\r \x01(\x04\x12\x15\n\rstall_after_s\x18\x0e \x01(\x01\x12\x15\n\rmax_in_flight\x18\x0f \x01(\r\">\n\x12SpawnActorResponse\x12(\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"\x84\x01\n\x10StopActorRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x03 \x01(\t\x12\x10\n\x08\x62udget_s\x18\x04 \x01(\x01\x12(\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"}\n\x11StopActorResponse\x12$\n\x05unrun\x18\x01 \x03(\x0b\x32\x15.stagekeeper.v1.Unrun\x12\x30\n\x0f\x63leanup_failure\x18\x02 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\x12\x10\n\x08is_stuck\x18\x03 \x01(\x08\"<\n\x05Unrun\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x11\n\thad_begun\x18\x03 \x01(\x08\"B\n\x0eGetMeshRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07mesh_id\x18\x02 \x01(\t\x12\x10\n\x08\x65nded_id\x18\x03 \x01(\t\"b\n\x0fGetMeshResponse\x12)\n\x06places\x18\x01 \x03(\x0b\x32\x19.stagekeeper.v1.RankPlace\x12$\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"\xa0\x01\n\tRankPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63tor_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12(\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\t\"Y\n\x13RespawnProcsRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07mesh_id\x18\x02 \x01(\t\x12\x14\n\x0cinstance_ids\x18\x03 \x03(\t\x12\x0c\n\x04kill\x18\x04 \x01(\x08\"A\n\x14RespawnProcsResponse\x12)\n\x06places\x18\x01 \x03(\x0b\x32\x19.stagekeeper.v1.RankPlace2\xdc\x02\n\x0c\x41\x63torService\x12S\n\nSpawnActor\x12!.stagekeeper.v1.SpawnActorRequest\x1a\".stagekeeper.v1.SpawnActorResponse\x12P\n\tStopActor\x12 .stagekeeper.v1.StopActorRequest\x1a!.stagekeeper.v1.StopActorResponse\x12J\n\x07GetMesh\x12\x1e.stagekeeper.v1.GetMeshRequest\x1a\x1f.stagekeeper.v1.GetMeshResponse\x12Y\n\x0cRespawnProcs\x12#.stagekeeper.v1.RespawnProcsRequest\x1a$.stagekeeper.v1.RespawnProcsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPACTORREQUEST']._serialized_start=477
   _globals['_STOPACTORREQUEST']._serialized_end=609
   _globals['_STOPACTORRESPONSE']._serialized_start=611
-  _globals['_STOPACTORRESPONSE']._serialized_end=718
-  _globals['_UNRUN']._serialized_start=720
-  _globals['_UNRUN']._serialized_end=780
-  _globals['_GETMESHREQUEST']._serialized_start=782
-  _globals['_GETMESHREQUEST']._serialized_end=848
-  _globals['_GETMESHRESPONSE']._serialized_start=850
-  _globals['_GETMESHRESPONSE']._serialized_end=948
-  _globals['_RANKPLACE']._serialized_start=951
-  _globals['_RANKPLACE']._serialized_end=1111
-  _globals['_RESPAWNPROCSREQUEST']._serialized_start=1113
-  _globals['_RESPAWNPROCSREQUEST']._serialized_end=1188
-  _globals['_RESPAWNPROCSRESPONSE']._serialized_start=1190
-  _globals['_RESPAWNPROCSRESPONSE']._serialized_end=1255
-  _globals['_ACTORSERVICE']._serialized_start=1258
-  _globals['_ACTORSERVICE']._serialized_end=1606
+  _globals['_STOPACTORRESPONSE']._serialized_end=736
+  _globals['_UNRUN']._serialized_start=738
+  _globals['_UNRUN']._serialized_end=798
+  _globals['_GETMESHREQUEST']._serialized_start=800
+  _globals['_GETMESHREQUEST']._serialized_end=866
+  _globals['_GETMESHRESPONSE']._serialized_start=868
+  _globals['_GETMESHRESPONSE']._serialized_end=966
+  _globals['_RANKPLACE']._serialized_start=969
+  _globals['_RANKPLACE']._serialized_end=1129
+  _globals['_RESPAWNPROCSREQUEST']._serialized_start=1131
+  _globals['_RESPAWNPROCSREQUEST']._serialized_end=1220
+  _globals['_RESPAWNPROCSRESPONSE']._serialized_start=1222
+  _globals['_RESPAWNPROCSRESPONSE']._serialized_end=1287
+  _globals['_ACTORSERVICE']._serialized_start=1290
+  _globals['_ACTORSERVICE']._serialized_end=1638
 # @@protoc_insertion_point(module_scope)

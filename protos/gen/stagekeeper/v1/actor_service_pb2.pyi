@@ -173,6 +173,11 @@ class StopActorResponse(_message.Message):
 
     UNRUN_FIELD_NUMBER: _builtins.int
     CLEANUP_FAILURE_FIELD_NUMBER: _builtins.int
+    IS_STUCK_FIELD_NUMBER: _builtins.int
+    is_stuck: _builtins.bool
+    """Code of it still runs, a second after it was let go of: plain code, or native code, that nothing but
+    the end of the process ends. What it holds (a lock, memory of a device) it goes on holding.
+    """
     @_builtins.property
     def unrun(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unrun]:
         """Messages that did not run, or were given up, in the order of their arrival."""
@@ -186,10 +191,11 @@ class StopActorResponse(_message.Message):
         *,
         unrun: _abc.Iterable[Global___Unrun] | None = ...,
         cleanup_failure: _types_pb2.Failure | None = ...,
+        is_stuck: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_failure", b"cleanup_failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleanup_failure", b"cleanup_failure", "unrun", b"unrun"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleanup_failure", b"cleanup_failure", "is_stuck", b"is_stuck", "unrun", b"unrun"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,10 +348,15 @@ class RespawnProcsRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     MESH_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_IDS_FIELD_NUMBER: _builtins.int
+    KILL_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """The secret of the tree."""
     mesh_id: _builtins.str
     """The mesh of processes."""
+    kill: _builtins.bool
+    """Those of them that live are killed first, with all that they started: they are stalled, or code of an
+    actor that was let go of is stuck in them.
+    """
     @_builtins.property
     def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The processes that ended, as starts: one per place to fill."""
@@ -356,10 +367,11 @@ class RespawnProcsRequest(_message.Message):
         token: _builtins.str = ...,
         mesh_id: _builtins.str = ...,
         instance_ids: _abc.Iterable[_builtins.str] | None = ...,
+        kill: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_ids", b"instance_ids", "mesh_id", b"mesh_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_ids", b"instance_ids", "kill", b"kill", "mesh_id", b"mesh_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

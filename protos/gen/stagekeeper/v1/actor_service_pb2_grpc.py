@@ -90,8 +90,8 @@ class ActorServiceServicer:
     def StopActor(self, request, context):
         """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
         last made first; then its `__cleanup__`, for which there is what is left of the budget and a
-        second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
-        repeat joins; it may shorten the budget.
+        second at least. Answers when it is gone, or says that code of it cannot be ended (`is_stuck`). An
+        actor that is gone, or never was, is no error. A repeat joins; it may shorten the budget.
 
         Codes: those above.
         """
@@ -111,7 +111,7 @@ class ActorServiceServicer:
 
     def RespawnProcs(self, request, context):
         """Has the owner of a mesh of processes put new ones in the places of those that ended. A place whose
-        process is alive, or was replaced already, is left as it is.
+        process is alive is left as it is, unless `kill` is said, and so is one that was replaced already.
 
         Codes: those above. NOT_FOUND MESH_UNKNOWN.
         """

@@ -53,8 +53,8 @@ class ActorServiceStub:
     StopActor: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
     last made first; then its `__cleanup__`, for which there is what is left of the budget and a
-    second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
-    repeat joins; it may shorten the budget.
+    second at least. Answers when it is gone, or says that code of it cannot be ended (`is_stuck`). An
+    actor that is gone, or never was, is no error. A repeat joins; it may shorten the budget.
 
     Codes: those above.
     """
@@ -66,7 +66,7 @@ class ActorServiceStub:
     """
     RespawnProcs: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.RespawnProcsRequest, _actor_service_pb2.RespawnProcsResponse]
     """Has the owner of a mesh of processes put new ones in the places of those that ended. A place whose
-    process is alive, or was replaced already, is left as it is.
+    process is alive is left as it is, unless `kill` is said, and so is one that was replaced already.
 
     Codes: those above. NOT_FOUND MESH_UNKNOWN.
     """
@@ -96,8 +96,8 @@ class ActorServiceAsyncStub(ActorServiceStub):
     StopActor: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.StopActorRequest, _actor_service_pb2.StopActorResponse]  # type: ignore[assignment]
     """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
     last made first; then its `__cleanup__`, for which there is what is left of the budget and a
-    second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
-    repeat joins; it may shorten the budget.
+    second at least. Answers when it is gone, or says that code of it cannot be ended (`is_stuck`). An
+    actor that is gone, or never was, is no error. A repeat joins; it may shorten the budget.
 
     Codes: those above.
     """
@@ -109,7 +109,7 @@ class ActorServiceAsyncStub(ActorServiceStub):
     """
     RespawnProcs: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.RespawnProcsRequest, _actor_service_pb2.RespawnProcsResponse]  # type: ignore[assignment]
     """Has the owner of a mesh of processes put new ones in the places of those that ended. A place whose
-    process is alive, or was replaced already, is left as it is.
+    process is alive is left as it is, unless `kill` is said, and so is one that was replaced already.
 
     Codes: those above. NOT_FOUND MESH_UNKNOWN.
     """
@@ -148,8 +148,8 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_actor_service_pb2.StopActorResponse, _abc.Awaitable[_actor_service_pb2.StopActorResponse]]:
         """Ends one actor: no new messages; those it has are run until the budget is over; then what it owns,
         last made first; then its `__cleanup__`, for which there is what is left of the budget and a
-        second at least. Answers when it is gone. An actor that is gone, or never was, is no error. A
-        repeat joins; it may shorten the budget.
+        second at least. Answers when it is gone, or says that code of it cannot be ended (`is_stuck`). An
+        actor that is gone, or never was, is no error. A repeat joins; it may shorten the budget.
 
         Codes: those above.
         """
@@ -173,7 +173,7 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_actor_service_pb2.RespawnProcsResponse, _abc.Awaitable[_actor_service_pb2.RespawnProcsResponse]]:
         """Has the owner of a mesh of processes put new ones in the places of those that ended. A place whose
-        process is alive, or was replaced already, is left as it is.
+        process is alive is left as it is, unless `kill` is said, and so is one that was replaced already.
 
         Codes: those above. NOT_FOUND MESH_UNKNOWN.
         """

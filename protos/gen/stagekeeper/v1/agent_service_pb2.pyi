@@ -215,12 +215,15 @@ class ProcEnded(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     LAST_LOG_LINES_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    IS_LATE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """It, as a start."""
     reason: _builtins.str
     """Why, when it did not come up or was made to end."""
     pid: _builtins.int
     """Its number on its host; 0 when it never ran."""
+    is_late: _builtins.bool
+    """It was not up within the limit of a start, and was killed for that."""
     @_builtins.property
     def exit(self) -> _types_pb2.ExitInfo:
         """How; absent when that is not known."""
@@ -237,10 +240,11 @@ class ProcEnded(_message.Message):
         reason: _builtins.str = ...,
         last_log_lines: _abc.Iterable[_builtins.str] | None = ...,
         pid: _builtins.int = ...,
+        is_late: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance_id", b"instance_id", "last_log_lines", b"last_log_lines", "pid", b"pid", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance_id", b"instance_id", "is_late", b"is_late", "last_log_lines", b"last_log_lines", "pid", b"pid", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

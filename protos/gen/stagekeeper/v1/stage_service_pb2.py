@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stagekeeper.v1 import types_pb2 as stagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/stage_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"^\n\x0b\x43\x61llRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12(\n\x07payload\x18\x03 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\"8\n\x0c\x43\x61llResponse\x12(\n\x07payload\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\"d\n\x11\x43\x61llStreamRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12(\n\x07payload\x18\x03 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\">\n\x12\x43\x61llStreamResponse\x12(\n\x07payload\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\"S\n\x0e\x43onnectRequest\x12%\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x15.stagekeeper.v1.FrameJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03R\x08\x66rame_idR\x04\x63\x61ll\"U\n\x0f\x43onnectResponse\x12%\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x15.stagekeeper.v1.FrameJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03R\x08\x66rame_idR\x05reply\"\xc7\x02\n\x05\x46rame\x12\x10\n\x08\x66rame_id\x18\x01 \x01(\x04\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.HelloH\x00\x12)\n\x04\x63\x61ll\x18\x03 \x01(\x0b\x32\x19.stagekeeper.v1.CallFrameH\x00\x12&\n\x05reply\x18\x04 \x01(\x0b\x32\x15.stagekeeper.v1.ReplyH\x00\x12*\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.stagekeeper.v1.CallErrorH\x00\x12(\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x16.stagekeeper.v1.CancelH\x00\x12-\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1a.stagekeeper.v1.RankFailedH\x00\x12$\n\x04\x62\x65\x61t\x18\x08 \x01(\x0b\x32\x14.stagekeeper.v1.BeatH\x00\x42\x06\n\x04\x62ody\"\x8b\x01\n\x05Hello\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x18\n\x10peer_instance_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x0e\n\x06\x62\x65\x61t_s\x18\x06 \x01(\x01\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\t\"\xb4\x01\n\tCallFrame\x12\x11\n\ttarget_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12(\n\x07payload\x18\x03 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\x12\x16\n\ttimeout_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07is_cast\x18\x05 \x01(\x08\x12\x11\n\tis_stream\x18\x06 \x01(\x08\x12\x0e\n\x06sender\x18\x07 \x01(\tB\x0c\n\n_timeout_s\"C\n\x05Reply\x12(\n\x07payload\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xf6\x01\n\tCallError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x39\n\x08metadata\x18\x03 \x03(\x0b\x32\'.stagekeeper.v1.CallError.MetadataEntry\x12\x32\n\texception\x18\x04 \x01(\x0b\x32\x1f.stagekeeper.v1.RemoteException\x12(\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc6\x01\n\x0fRemoteException\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x15\n\rbuiltin_types\x18\x02 \x03(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x11\n\tmesh_name\x18\x06 \x01(\t\x12.\n\x05\x63\x61use\x18\x07 \x01(\x0b\x32\x1f.stagekeeper.v1.RemoteException\x12\x19\n\x11is_explicit_cause\x18\x08 \x01(\x08\"\x08\n\x06\x43\x61ncel\"g\n\nRankFailed\x12\x0f\n\x07mesh_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x03 \x01(\t\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"!\n\x04\x42\x65\x61t\x12\x19\n\x11other_actor_count\x18\x01 \x01(\r2\xf8\x01\n\x0cStageService\x12\x41\n\x04\x43\x61ll\x12\x1b.stagekeeper.v1.CallRequest\x1a\x1c.stagekeeper.v1.CallResponse\x12U\n\nCallStream\x12!.stagekeeper.v1.CallStreamRequest\x1a\".stagekeeper.v1.CallStreamResponse0\x01\x12N\n\x07\x43onnect\x12\x1e.stagekeeper.v1.ConnectRequest\x1a\x1f.stagekeeper.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"stagekeeper/v1/stage_service.proto\x12\x0estagekeeper.v1\x1a\x1astagekeeper/v1/types.proto\"^\n\x0b\x43\x61llRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12(\n\x07payload\x18\x03 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\"8\n\x0c\x43\x61llResponse\x12(\n\x07payload\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\"d\n\x11\x43\x61llStreamRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12(\n\x07payload\x18\x03 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\">\n\x12\x43\x61llStreamResponse\x12(\n\x07payload\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\"S\n\x0e\x43onnectRequest\x12%\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x15.stagekeeper.v1.FrameJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03R\x08\x66rame_idR\x04\x63\x61ll\"U\n\x0f\x43onnectResponse\x12%\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x15.stagekeeper.v1.FrameJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03R\x08\x66rame_idR\x05reply\"\xed\x02\n\x05\x46rame\x12\x10\n\x08\x66rame_id\x18\x01 \x01(\x04\x12&\n\x05hello\x18\x02 \x01(\x0b\x32\x15.stagekeeper.v1.HelloH\x00\x12)\n\x04\x63\x61ll\x18\x03 \x01(\x0b\x32\x19.stagekeeper.v1.CallFrameH\x00\x12&\n\x05reply\x18\x04 \x01(\x0b\x32\x15.stagekeeper.v1.ReplyH\x00\x12*\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.stagekeeper.v1.CallErrorH\x00\x12(\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x16.stagekeeper.v1.CancelH\x00\x12-\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1a.stagekeeper.v1.RankFailedH\x00\x12$\n\x04\x62\x65\x61t\x18\x08 \x01(\x0b\x32\x14.stagekeeper.v1.BeatH\x00\x12$\n\x04more\x18\t \x01(\x0b\x32\x14.stagekeeper.v1.MoreH\x00\x42\x06\n\x04\x62ody\"\x8b\x01\n\x05Hello\x12\r\n\x05token\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x18\n\x10peer_instance_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x0e\n\x06\x62\x65\x61t_s\x18\x06 \x01(\x01\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\t\"\xc4\x01\n\tCallFrame\x12\x11\n\ttarget_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12(\n\x07payload\x18\x03 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\x12\x16\n\ttimeout_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07is_cast\x18\x05 \x01(\x08\x12\x11\n\tis_stream\x18\x06 \x01(\x08\x12\x0e\n\x06sender\x18\x07 \x01(\t\x12\x0e\n\x06window\x18\x08 \x01(\rB\x0c\n\n_timeout_s\"C\n\x05Reply\x12(\n\x07payload\x18\x01 \x01(\x0b\x32\x17.stagekeeper.v1.Payload\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xf6\x01\n\tCallError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x39\n\x08metadata\x18\x03 \x03(\x0b\x32\'.stagekeeper.v1.CallError.MetadataEntry\x12\x32\n\texception\x18\x04 \x01(\x0b\x32\x1f.stagekeeper.v1.RemoteException\x12(\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc6\x01\n\x0fRemoteException\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x15\n\rbuiltin_types\x18\x02 \x03(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x11\n\tmesh_name\x18\x06 \x01(\t\x12.\n\x05\x63\x61use\x18\x07 \x01(\x0b\x32\x1f.stagekeeper.v1.RemoteException\x12\x19\n\x11is_explicit_cause\x18\x08 \x01(\x08\"\x08\n\x06\x43\x61ncel\"\x15\n\x04More\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"g\n\nRankFailed\x12\x0f\n\x07mesh_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x03 \x01(\t\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x17.stagekeeper.v1.Failure\"!\n\x04\x42\x65\x61t\x12\x19\n\x11other_actor_count\x18\x01 \x01(\r2\xf8\x01\n\x0cStageService\x12\x41\n\x04\x43\x61ll\x12\x1b.stagekeeper.v1.CallRequest\x1a\x1c.stagekeeper.v1.CallResponse\x12U\n\nCallStream\x12!.stagekeeper.v1.CallStreamRequest\x1a\".stagekeeper.v1.CallStreamResponse0\x01\x12N\n\x07\x43onnect\x12\x1e.stagekeeper.v1.ConnectRequest\x1a\x1f.stagekeeper.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,25 +47,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTRESPONSE']._serialized_start=487
   _globals['_CONNECTRESPONSE']._serialized_end=572
   _globals['_FRAME']._serialized_start=575
-  _globals['_FRAME']._serialized_end=902
-  _globals['_HELLO']._serialized_start=905
-  _globals['_HELLO']._serialized_end=1044
-  _globals['_CALLFRAME']._serialized_start=1047
-  _globals['_CALLFRAME']._serialized_end=1227
-  _globals['_REPLY']._serialized_start=1229
-  _globals['_REPLY']._serialized_end=1296
-  _globals['_CALLERROR']._serialized_start=1299
-  _globals['_CALLERROR']._serialized_end=1545
-  _globals['_CALLERROR_METADATAENTRY']._serialized_start=1498
-  _globals['_CALLERROR_METADATAENTRY']._serialized_end=1545
-  _globals['_REMOTEEXCEPTION']._serialized_start=1548
-  _globals['_REMOTEEXCEPTION']._serialized_end=1746
-  _globals['_CANCEL']._serialized_start=1748
-  _globals['_CANCEL']._serialized_end=1756
-  _globals['_RANKFAILED']._serialized_start=1758
-  _globals['_RANKFAILED']._serialized_end=1861
-  _globals['_BEAT']._serialized_start=1863
-  _globals['_BEAT']._serialized_end=1896
-  _globals['_STAGESERVICE']._serialized_start=1899
-  _globals['_STAGESERVICE']._serialized_end=2147
+  _globals['_FRAME']._serialized_end=940
+  _globals['_HELLO']._serialized_start=943
+  _globals['_HELLO']._serialized_end=1082
+  _globals['_CALLFRAME']._serialized_start=1085
+  _globals['_CALLFRAME']._serialized_end=1281
+  _globals['_REPLY']._serialized_start=1283
+  _globals['_REPLY']._serialized_end=1350
+  _globals['_CALLERROR']._serialized_start=1353
+  _globals['_CALLERROR']._serialized_end=1599
+  _globals['_CALLERROR_METADATAENTRY']._serialized_start=1552
+  _globals['_CALLERROR_METADATAENTRY']._serialized_end=1599
+  _globals['_REMOTEEXCEPTION']._serialized_start=1602
+  _globals['_REMOTEEXCEPTION']._serialized_end=1800
+  _globals['_CANCEL']._serialized_start=1802
+  _globals['_CANCEL']._serialized_end=1810
+  _globals['_MORE']._serialized_start=1812
+  _globals['_MORE']._serialized_end=1833
+  _globals['_RANKFAILED']._serialized_start=1835
+  _globals['_RANKFAILED']._serialized_end=1938
+  _globals['_BEAT']._serialized_start=1940
+  _globals['_BEAT']._serialized_end=1973
+  _globals['_STAGESERVICE']._serialized_start=1976
+  _globals['_STAGESERVICE']._serialized_end=2224
 # @@protoc_insertion_point(module_scope)

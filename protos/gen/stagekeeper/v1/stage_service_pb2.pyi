@@ -183,8 +183,8 @@ Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """One thing said on a connection. `call` and `cancel` go to who serves, `reply` and `error` come from
-    there; `hello`, `failure` and `beat` go both ways.
+    """One thing said on a connection. `call`, `cancel` and `more` go to who serves, `reply` and `error` come
+    from there; `hello`, `failure` and `beat` go both ways.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -197,6 +197,7 @@ class Frame(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.int
     """Pairs an answer with its call: made by the caller, unique within the stream. 0 where nothing is
     answered.
@@ -229,6 +230,10 @@ class Frame(_message.Message):
     def beat(self) -> Global___Beat:
         """The sender lives and its loop turns."""
 
+    @_builtins.property
+    def more(self) -> Global___More:
+        """The caller has read values of this call, and takes as many more."""
+
     def __init__(
         self,
         *,
@@ -240,12 +245,13 @@ class Frame(_message.Message):
         cancel: Global___Cancel | None = ...,
         failure: Global___RankFailed | None = ...,
         beat: Global___Beat | None = ...,
+        more: Global___More | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "call", b"call", "cancel", b"cancel", "error", b"error", "failure", b"failure", "hello", b"hello", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "call", b"call", "cancel", b"cancel", "error", b"error", "failure", b"failure", "hello", b"hello", "more", b"more", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "call", b"call", "cancel", b"cancel", "error", b"error", "failure", b"failure", "frame_id", b"frame_id", "hello", b"hello", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "call", b"call", "cancel", b"cancel", "error", b"error", "failure", b"failure", "frame_id", b"frame_id", "hello", b"hello", "more", b"more", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "call", "reply", "error", "cancel", "failure", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "call", "reply", "error", "cancel", "failure", "beat", "more"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -316,6 +322,7 @@ class CallFrame(_message.Message):
     IS_CAST_FIELD_NUMBER: _builtins.int
     IS_STREAM_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     target_id: _builtins.str
     """The actor, or the instance of a deployed stage; empty means the stage."""
     endpoint: _builtins.str
@@ -328,6 +335,10 @@ class CallFrame(_message.Message):
     """Every value that the endpoint yields is wanted, each in a reply of its own."""
     sender: _builtins.str
     """Who calls, for people: "root", "manager[0]"."""
+    window: _builtins.int
+    """With `is_stream`: how many values the caller takes before it says `more`; the endpoint waits when so
+    many are on their way or unread. 0: without limit, as far as the connection takes them.
+    """
     @_builtins.property
     def payload(self) -> _types_pb2.Payload:
         """Its arguments."""
@@ -342,10 +353,11 @@ class CallFrame(_message.Message):
         is_cast: _builtins.bool = ...,
         is_stream: _builtins.bool = ...,
         sender: _builtins.str = ...,
+        window: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "payload", b"payload", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "endpoint", b"endpoint", "is_cast", b"is_cast", "is_stream", b"is_stream", "payload", b"payload", "sender", b"sender", "target_id", b"target_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "endpoint", b"endpoint", "is_cast", b"is_cast", "is_stream", b"is_stream", "payload", b"payload", "sender", b"sender", "target_id", b"target_id", "timeout_s", b"timeout_s", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
@@ -515,6 +527,30 @@ class Cancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
+
+@_typing.final
+class More(_message.Message):
+    """Values of the call with this frame's id were read. Of a call that is over, or was made without a
+    window, it says nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """So many, since the last time it was said: they go on top of what is left of the window."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___More: _TypeAlias = More  # noqa: Y015
 
 @_typing.final
 class RankFailed(_message.Message):
