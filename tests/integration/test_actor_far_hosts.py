@@ -27,6 +27,8 @@ from stagekeeper.client.errors import CallLost
 from stagekeeper.host.proc_launch import LaunchedProc, launch, own_pythonpath
 from stagekeeper.host.proc_line import ProcLaunch
 from stagekeeper.host.process import identity_of
+from stagekeeper.v1 import stage_service_pb2 as pb
+from stagekeeper.wire.payload import encode_arguments
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.harness.actor_trees import Tree, a_root
 from tests.harness.tree_process import tree_process
@@ -34,6 +36,7 @@ from tests.harness.waiting import wait_for
 from tests.stages.kept_actor import Far
 
 ELSEWHERE = "the boot of another host"
+KEPT = "tests.stages.kept_actor:Kept"
 LEASE_S = 1.2
 
 
@@ -174,27 +177,38 @@ async def test_away_for_longer_than_the_lease_is_gone_at_both_ends(tmp_path, how
         assert "the owner of far[0] is gone" in journal
 
 
-async def test_who_comes_back_too_late_is_told_that_its_actors_have_ended():
+async def test_who_comes_back_hears_its_news_once_and_too_late_that_its_actors_have_ended():
     broken: list[str] = []
+    news: list[pb.RankFailed] = []
     async with tree_process() as it, TcpProxy(it.launched.address) as proxy, it.connected("stays"):
         link = Link(
             Place(proxy.url, it.instance_id, boot_id=ELSEWHERE),
-            it.hello("away", lease_s=0.2, boot_id=ELSEWHERE),
+            it.hello("away", lease_s=LEASE_S, boot_id=ELSEWHERE),
             lease_s=60.0,
-            on_failure=lambda _: None,
+            on_failure=news.append,
             on_silence=lambda *_: None,
             on_broken=lambda _, why: broken.append(why),
             comes_back_s=60.0,
         )
         link.open()
         await link.connected()
-        actor_id = await it.spawn("away", "tests.stages.kept_actor:Kept")
+        one, two, three = [await it.spawn("away", KEPT) for _ in range(3)]
+        link.cast(one, "fail", encode_arguments([], {}), "root")
+        await wait_for(lambda: news, "the first news")
+        before = proxy.connection_count
+        proxy.reset()
+        await wait_for(lambda: proxy.connection_count > before, "it dials anew")
+        await link.connected()
+        link.cast(two, "fail", encode_arguments([], {}), "root")
+        await wait_for(lambda: news[-1].actor_id == two, "the second news, behind the first again")
+        assert [it.actor_id for it in news] == [one, two] and not broken
+
         proxy.refuse()
         proxy.reset()
         async with it.connected("looks") as looks:
 
             async def has_ended() -> bool:
-                return (await looks.call(actor_id, "told")).HasField("error")
+                return (await looks.call(three, "told")).HasField("error")
 
             await wait_for(has_ended, "the lease is over there")
         await proxy.accept_again()
