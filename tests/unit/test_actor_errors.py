@@ -14,6 +14,7 @@ from stagekeeper.actor.errors import (
     MeshStopped,
     NotOwner,
     NotSendable,
+    NotStopped,
     RemoteError,
     UnhandledFault,
 )
@@ -43,6 +44,7 @@ ALL: list[StagekeeperError] = [
     MeshStopped("workers was stopped", mesh_name="workers"),
     NotSendable("x", "is a lock", target="workers.step"),
     NotOwner("ask there"),
+    NotStopped([KILLED]),
     _mesh_error(),
 ]
 
