@@ -154,7 +154,17 @@ class ActorRank:
             self._keeper.sought(self)
 
     def error_of(self, error: pb.CallError) -> BaseException:
-        return error_of_answer(error, self._keeper.mesh_name, self.rank)
+        found = error_of_answer(error, self._keeper.mesh_name, self.rank)
+        if self._is_reference and isinstance(found, Died | MeshStopped):
+            self._mistrust(found)
+        return found
+
+    def _mistrust(self, error: Died | MeshStopped) -> None:
+        """Ask the owner before the next call: this life is over, and there may be another one."""
+        if self.state is RankState.UP:
+            self.state = RankState.FAILED
+            self.failure = error.failure if isinstance(error, Died) else None
+            self._leave_link()
 
     def link_broke(self, link: Link, calls: list[PendingCall]) -> None:
         if link is self._link:

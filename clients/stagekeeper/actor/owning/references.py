@@ -101,8 +101,15 @@ class ReferenceKeeper:
             try:
                 places = await self._ask()
             except (grpc.RpcError, ConnectionError) as error:
+                is_stopped = (
+                    isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND
+                )
                 for rank in self.ranks:
-                    if rank.state is not RankState.UP:
+                    if rank.state is RankState.UP:
+                        continue
+                    if is_stopped:
+                        rank.stopped()
+                    else:
                         self._fail(rank, self._owner_gone(rank, error))
                 return
             await asyncio.gather(
@@ -132,13 +139,21 @@ class ReferenceKeeper:
         try:
             await link.connected()
         except ConnectionError:
-            self._fail(rank, self._end_of(rank, self._program.unexplained_end(link)))
+            self._fail(rank, await self._how_ended(rank, found.actor_id, link))
             return
         rank.up(link, found.actor_id, place)
 
     async def _judge_loss(
         self, rank: ActorRank, actor_id: str, link: Link, calls: list[PendingCall]
     ) -> None:
+        failure = await self._how_ended(rank, actor_id, link)
+        if rank.actor_id == actor_id:
+            self._fail(rank, failure, calls)
+        else:
+            rank.end_calls_with(calls, failure)
+
+    async def _how_ended(self, rank: ActorRank, actor_id: str, link: Link) -> MeshFailure:
+        """Ask the owner how an actor ended; what is seen from here, where it does not know."""
         failure = self._end_of(rank, self._program.unexplained_end(link))
         request = pb.GetMeshRequest(
             token=self._program.token, mesh_id=self.mesh_id, ended_id=actor_id
@@ -151,10 +166,7 @@ class ReferenceKeeper:
                 failure = failure_from_proto(response.end)
         except (grpc.RpcError, ConnectionError):
             pass
-        if rank.actor_id == actor_id:
-            self._fail(rank, failure, calls)
-        else:
-            rank.end_calls_with(calls, failure)
+        return failure
 
     async def _ask(self) -> list[pb.RankPlace]:
         link = self._program.links.to(self.owner)
