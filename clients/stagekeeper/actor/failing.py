@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from stagekeeper.actor.error_text import author_traceback
 from stagekeeper.actor.failure import FailureKind, Hop, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
+
+_WAS_STOPPING: Final = "was stopping"
 
 
 def seen_now() -> float:
@@ -25,6 +27,21 @@ def failure_of(
 ) -> MeshFailure:
     """Make a failure of one rank, as this process sees it now."""
     return MeshFailure.at(identity.origin, kind, message=message, detect_time=seen_now(), **more)
+
+
+def cut_off(identity: ActorIdentity, failures: Sequence[MeshFailure]) -> MeshFailure:
+    """Make what goes on from an owner that ends, of what nobody handled or what ends brought.
+
+    What is the owner's own goes on as it is, and so does a lone cleanup error from below.
+    """
+    first = failures[0]
+    if len(failures) == 1 and first.instance_id == identity.actor_id:
+        return first
+    is_cleanup = all(failure.kind is FailureKind.CLEANUP_RAISED for failure in failures)
+    if is_cleanup and len(failures) == 1:
+        return first.with_hop(identity.name, _WAS_STOPPING)
+    kind = FailureKind.CLEANUP_RAISED if is_cleanup else FailureKind.UNHANDLED
+    return from_below(identity, kind, failures, _WAS_STOPPING)
 
 
 def from_below(

@@ -141,6 +141,8 @@ class Root:
                 self._unconfirmed.append(problem)
             else:
                 await self._ask_hook(problem)
+        # Actors of this process that were not through within the budget: they end here or never.
+        await self._program.house.stop_all(0.0)
         if self._client is not None:
             await self._client.close()
         await self._program.close()

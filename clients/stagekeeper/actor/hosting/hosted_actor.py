@@ -14,6 +14,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -21,7 +22,7 @@ from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.call_context import CallContext, enter_call
 from stagekeeper.actor.entrypoint import load_class
 from stagekeeper.actor.error_text import author_traceback, one_line
-from stagekeeper.actor.failing import failure_of
+from stagekeeper.actor.failing import cut_off, failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.actor_place import ActorPlace
@@ -107,6 +108,8 @@ class HostedActor:
             on_exit=lambda error: self.on_exit(error),
         )
         self._stopping: asyncio.Task[actor_pb.StopActorResponse] | None = None
+        self._left: list[MeshFailure] = []
+        """What failed while it was stopping: told of by the answer to the stop."""
         self._stop_at = 0.0
         self._started: asyncio.Task[MeshFailure | None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -146,7 +149,7 @@ class HostedActor:
                 FailureKind.INIT_RAISED, error, f"{self.identity.name}: __init__ raised"
             )
             self._end_with(failure, error, is_told=False)
-            return failure
+            return self.failure
         if self.state is not ActorState.STARTING:
             self._actor = actor
             return self.failure
@@ -196,18 +199,24 @@ class HostedActor:
     def fail_with(self, failure: MeshFailure, error: BaseException | None = None) -> None:
         """Fail: callers are told, then the owner, then all below ends. Only the first counts.
 
-        While it stops anyway, a failure from below goes on to its owner and changes nothing else.
+        While it stops anyway, a failure goes on to its owner with the stop's answer.
         """
-        if self.state in (ActorState.STOPPING, ActorState.ENDED):
+        if self.state is ActorState.STOPPING:
+            self._left.append(failure)
+            return
+        if self.state is ActorState.ENDED:
             self.push(failure)
             return
         if self.state is ActorState.FAILED:
+            _log.warning("while %s ended: %s", self.identity.name, failure.summary)
             return
         self._end_with(failure, error, is_told=True)
 
     def _end_with(
         self, failure: MeshFailure, error: BaseException | None, *, is_told: bool
     ) -> None:
+        # What it had not handled yet ends with it: its owner is told of both at once.
+        failure = replace(failure, causes=(*self.scope.take_open(), *failure.causes))
         self.state = ActorState.FAILED
         self.failure = failure
         self._inbox.give_up(lambda _: died_error(self.identity.name, failure))
@@ -267,10 +276,12 @@ class HostedActor:
         error = None if failure is None else FailureAsError(failure)
         left_s = max(self._stop_at - time.monotonic(), LEAST_CLEANUP_S)
         cleanup_failure = await self._cleanup(error, left_s)
-        if cleanup_failure is None and below:
-            cleanup_failure = below[0].with_hop(self.identity.name, "was stopping")
-        if cleanup_failure is not None:
-            response.cleanup_failure.CopyFrom(failure_to_proto(cleanup_failure))
+        went_wrong = [*self._left, *below, *([cleanup_failure] if cleanup_failure else [])]
+        if went_wrong:
+            whole = cut_off(self.identity, went_wrong)
+            response.cleanup_failure.CopyFrom(failure_to_proto(whole))
+            if whole.kind is not FailureKind.CLEANUP_RAISED:
+                self.push(whole)  # whoever asked may be gone, or wait no longer
         self._finish()
         return response
 
@@ -321,12 +332,25 @@ class HostedActor:
             raise NoSupervisor
         context = self._context.copy()
         limit_s = float(getattr(actor, "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
+
+        def ask() -> bool:
+            is_handled = bool(handler(failure))
+            if is_handled:
+                self.scope.answered()
+            return is_handled
+
+        async def ask_async() -> bool:
+            is_handled = bool(await handler(failure))
+            if is_handled:
+                self.scope.answered()
+            return is_handled
+
         async with asyncio.timeout(limit_s):
             if inspect.iscoroutinefunction(handler):
-                return await asyncio.create_task(handler(failure), context=context)
+                return await asyncio.create_task(ask_async(), context=context)
             if any(not it.kind.is_async for it in actor.__endpoints__.values()):
-                return await self._turns.urgent(lambda: handler(failure), context)
-            return context.run(handler, failure)
+                return await self._turns.urgent(ask, context)
+            return context.run(ask)
 
     # --- looking
 

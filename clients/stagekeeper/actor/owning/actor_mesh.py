@@ -313,7 +313,7 @@ class ActorMeshControl:
                 rank.is_stall_told = True
                 self._tell(failure)
             return
-        if rank.state is RankState.FAILED:
+        if rank.failure is not None:
             rank.end_calls(list(calls))
             return
         rank.fail(failure, list(calls))
@@ -341,7 +341,28 @@ class ActorMeshControl:
     # --- respawn
 
     async def respawn(self, failure: MeshFailure) -> None:
-        """Put new actors where these failed; see `MeshFailure.respawn`."""
+        """Put new actors where these failed; see `MeshFailure.respawn`.
+
+        It goes on when whoever awaits it is cut off; the owner is then told of what fails.
+        """
+        work = self._keep(self._respawn(failure))
+        try:
+            failed = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(self._tell_unawaited)
+            raise
+        if failed:
+            problems = {rank: Died(of, rank=rank) for rank, of in failed.items()}
+            raise MeshError(f"{self.plan.name} was not respawned", problems, {})
+
+    def _tell_unawaited(self, respawn: asyncio.Task[dict[int, MeshFailure]]) -> None:
+        if respawn.cancelled() or respawn.exception() is not None or self._is_expecting_end:
+            return
+        for failure in respawn.result().values():
+            self._tell(failure)
+
+    async def _respawn(self, failure: MeshFailure) -> dict[int, MeshFailure]:
+        """Return the failures of those that did not come up, by rank."""
         async with self._respawns:
             failed = [
                 self.ranks[number]
@@ -349,24 +370,21 @@ class ActorMeshControl:
                 if self.ranks[number].incarnation == incarnation
             ]
             if not failed or self._is_expecting_end:
-                return
+                return {}
             ranks = list(self.ranks) if self.plan.is_group else failed
             stalled = failed if failure.kind is FailureKind.STALLED else []
             await self._end_old(ranks, stalled, failure)
             ended = [rank.place.instance_id for rank in ranks if rank.place is not None]
             for rank in ranks:
                 rank.renew()
-            await self._procs.replace_ended(ended)
+            try:
+                await self._procs.replace_ended(ended)
+            except (grpc.RpcError, ConnectionError):
+                pass  # their owner cannot be asked: each rank finds that out, and is told of
             await asyncio.gather(*(self._bring_up(rank, is_told=True) for rank in ranks))
             for rank in ranks:
                 rank.is_told = rank.state is RankState.FAILED
-            problems = {
-                rank.rank: Died(rank.failure, rank=rank.rank)
-                for rank in ranks
-                if rank.failure is not None
-            }
-            if problems:
-                raise MeshError(f"{self.plan.name} was not respawned", problems, {})
+            return {rank.rank: rank.failure for rank in ranks if rank.failure is not None}
 
     async def _end_old(
         self, ranks: list[ActorRank], stalled: list[ActorRank], failure: MeshFailure
@@ -383,7 +401,10 @@ class ActorMeshControl:
         living = [rank for rank in ranks if rank.state is RankState.UP]
         for rank in living:
             rank.is_told = True
-        await asyncio.gather(*(self._stop_rank(rank, 0.0, None) for rank in living))
+        answers = await asyncio.gather(*(self._stop_rank(rank, 0.0, None) for rank in living))
+        for rank, answer in zip(living, answers, strict=True):
+            for problem in () if answer is None else self._heard_at_end(rank, answer):
+                _log.warning("%s was replaced: %s", rank.name, problem.summary)
 
     # --- stop
 
@@ -418,8 +439,7 @@ class ActorMeshControl:
                 report.unrun += [
                     Unrun(rank.rank, it.endpoint, it.sender, it.had_begun) for it in answer.unrun
                 ]
-                if answer.HasField("cleanup_failure"):
-                    report.cleanup.append(failure_from_proto(answer.cleanup_failure))
+                report.cleanup += self._heard_at_end(rank, answer)
             elif rank.failure is not None:
                 report.dead[rank.rank] = rank.failure
             else:
@@ -429,8 +449,20 @@ class ActorMeshControl:
         for task in self._starts:
             task.cancel()
         self._scope.remove(self)
-        self._program.forget(self.mesh_id)
+        if not report.unreachable:  # else there may be news yet
+            self._program.forget(self.mesh_id)
         return report
+
+    def _heard_at_end(self, rank: ActorRank, answer: pb.StopActorResponse) -> list[MeshFailure]:
+        """Tell the owner of what nobody handled in a rank; return the errors of its cleanup."""
+        if not answer.HasField("cleanup_failure"):
+            return []
+        failure = failure_from_proto(answer.cleanup_failure)
+        if failure.kind is FailureKind.CLEANUP_RAISED:
+            return [failure]
+        rank.is_told = False  # of its end, which was asked for; not of this
+        self._failed(rank, failure)
+        return []
 
     async def _stop_rank(
         self, rank: ActorRank, budget_s: float, failure: MeshFailure | None
@@ -489,13 +521,13 @@ class ActorMeshControl:
     async def replace_ended(self, instance_ids: list[str]) -> None:
         """A mesh of actors has no processes to replace."""
 
-    def _keep(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work, name=f"mesh {self.plan.name}")
+    def _keep(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.create_task(work, name=f"mesh {self.plan.name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)

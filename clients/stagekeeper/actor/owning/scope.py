@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from stagekeeper.actor.failing import from_below
+from stagekeeper.actor.failing import cut_off, from_below
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.wire.error_details import is_own_cancellation
@@ -78,7 +78,9 @@ class Scope:
         self._meshes: list[OwnedMesh] = []
         self._failures: deque[MeshFailure] = deque()
         self._in_hand: MeshFailure | None = None
+        self._is_answered = False
         self._is_open = False
+        self._is_over = False
         self._runner: asyncio.Task[None] | None = None
 
     def add(self, mesh: OwnedMesh) -> None:
@@ -107,12 +109,31 @@ class Scope:
         self._run_if_needed()
 
     def deliver(self, failure: MeshFailure) -> None:
-        """Have the owner asked about a failure of one of its meshes, after those before it."""
-        if self.is_stopping:
-            self._cut_off([failure])
+        """Have the owner asked about a failure of one of its meshes, after those before it.
+
+        One that comes while the owner is stopping is part of what `stop` returns.
+        """
+        if self._is_over:
+            self.on_unhandled(cut_off(self.identity, [failure]), None)
             return
         self._failures.append(failure)
         self._run_if_needed()
+
+    def answered(self) -> None:
+        """Hear that the owner has just handled the failure in hand: nobody else is to."""
+        self._is_answered = True
+
+    def take_open(self) -> list[MeshFailure]:
+        """Return what is not handled, oldest first; whoever takes it answers for it from now on.
+
+        That is the failure in hand, unless the owner has handled it by now, and those that wait.
+        """
+        left = list(self._failures)
+        if self._in_hand is not None and not self._is_answered:
+            left.insert(0, self._in_hand)
+        self._in_hand = None
+        self._failures.clear()
+        return left
 
     async def drained(self) -> None:
         """Return when no failure waits to be handled."""
@@ -120,36 +141,36 @@ class Scope:
             await asyncio.wait({self._runner})
 
     async def stop(self, budget_s: float, failure: MeshFailure | None) -> list[MeshFailure]:
-        """Stop every mesh, the last made first; return what went wrong. Repeats find nothing left.
+        """Stop every mesh, the last made first. Repeats find nothing left.
 
-        A failure in hand, and those that wait, go on to the owner's owner.
+        Returns:
+            What went wrong: a failure in hand and those that waited, which go on to the owner's
+            owner; those that came meanwhile; and what the meshes' own ends brought.
         """
         self.is_stopping = True
         for mesh in self._meshes:
             mesh.expect_end()
-        left = [] if self._in_hand is None else [self._in_hand]
-        left += self._failures
-        self._failures.clear()
         if self._runner is not None and self._runner is not asyncio.current_task():
             self._runner.cancel()
             await asyncio.wait({self._runner})
-        if left:
-            self._cut_off(left)
         problems: list[MeshFailure] = []
         while self._meshes:
             mesh = self._meshes.pop()
             problems += await mesh.stop_for_owner(budget_s, failure)
-        return problems
+        self._is_over = True
+        return self.take_open() + problems
 
     def _run_if_needed(self) -> None:
-        if self._is_open and self._failures and (self._runner is None or self._runner.done()):
+        if self.is_stopping or not (self._is_open and self._failures):
+            return
+        if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run(), name=f"supervise {self.identity.name}")
 
     async def _run(self) -> None:
         # Whoever waits for a call to what failed goes first: their errors are on their way already.
         await asyncio.sleep(0)
         while self._failures and not self.is_stopping:
-            self._in_hand = self._failures.popleft()
+            self._in_hand, self._is_answered = self._failures.popleft(), False
             await self._ask(self._in_hand)
             self._in_hand = None
 
@@ -179,9 +200,12 @@ class Scope:
         error: BaseException | None = None,
     ) -> None:
         """Make the owner's own failure of this one, and of those that would have come next."""
-        if self.is_stopping:
-            return  # `stop` has it in hand
+        if self._in_hand is None:
+            return  # somebody else answers for it
         self._in_hand = None
+        if self.is_stopping:
+            self._failures.appendleft(failure)
+            return
         for mesh in self._meshes:
             mesh.expect_end()  # all of them end with their owner
         waiting = list(self._failures)
@@ -189,10 +213,6 @@ class Scope:
         self.on_unhandled(
             from_below(self.identity, kind, [failure, *waiting], decision, error), error
         )
-
-    def _cut_off(self, failures: list[MeshFailure]) -> None:
-        kind = FailureKind.UNHANDLED
-        self.on_unhandled(from_below(self.identity, kind, failures, "was stopping"), None)
 
 
 current_scope: ContextVar[Scope | None] = ContextVar("stagekeeper_scope", default=None)

@@ -184,7 +184,9 @@ class StopActorResponse(_message.Message):
 
     @_builtins.property
     def cleanup_failure(self) -> _types_pb2.Failure:
-        """`__cleanup__` raised, or went over its budget."""
+        """`__cleanup__` raised, or went over its budget (CLEANUP_RAISED); or, of another kind, what failed
+        while it stopped and what nobody had handled below it, for its owner to decide about.
+        """
 
     def __init__(
         self,
