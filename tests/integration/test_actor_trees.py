@@ -10,7 +10,9 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ from stagekeeper.actor import (
     this_host,
     this_proc,
 )
+from stagekeeper.wire.actor_limits import STREAM_WINDOW
 from tests.harness.actor_trees import SOON_S, Tree, a_root, a_script, all_gone, is_alive, until
 from tests.stages.actor_cases import (
     BriefManager,
@@ -37,6 +40,7 @@ from tests.stages.actor_cases import (
     Manager,
     PlainManager,
     PlainWorker,
+    Spring,
     Untidy,
     Worker,
 )
@@ -168,6 +172,80 @@ async def test_streams_yield_the_values_of_every_rank(tree, procs):
     values = [tuple(it) async for it in workers.count.stream(3)]
 
     assert sorted(values) == [(rank, number) for rank in (0, 1) for number in range(3)]
+
+
+async def test_an_endpoint_with_one_value_can_be_streamed(tree, procs):
+    workers = procs[0:2].spawn("workers", Worker)
+
+    values = [tuple(it) async for it in workers.add.stream(1, 2)]
+
+    assert sorted(values) == [(0, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("pour", ["pour", "pour_plainly"])
+async def test_an_endpoint_that_yields_waits_for_its_reader_and_for_nobody_else(
+    tree, journal, pour
+):
+    spring = this_proc().spawn("spring", Spring, journal.path)
+    beside = this_proc().spawn("beside", Worker)
+    values = getattr(spring, pour).stream()
+    async with aclosing(values):
+        read = [(await anext(values)).value]
+        made = 0
+
+        async def waits() -> bool:
+            nonlocal made
+            before, made = made, await spring.made.call_one()
+            return made == before
+
+        await until(waits, "it waits for its reader")
+        assert made <= len(read) + STREAM_WINDOW + 1
+        assert await beside.add.call_one(1, 2) == 3
+
+        read += [(await anext(values)).value for _ in range(10 * STREAM_WINDOW)]
+        assert read == list(range(1, len(read) + 1))
+    await journal.has(f"{pour} ends")
+    assert await spring.plain.call_one() == "plain"
+    assert dict(spring.failures) == {}
+
+
+async def test_who_waits_for_its_reader_is_not_stalled(tree):
+    spring = this_proc().options(stall_after_s=60).spawn("spring", Spring)
+    async with aclosing(spring.pour.stream()) as values:
+        await anext(values)
+        await until(lambda: spring.made.call_one(), "it has begun")
+        await asyncio.sleep(0)
+        tree.program.house.look(time.monotonic() + 3600, 0.0)
+    worker = this_proc().options(stall_after_s=60).spawn("worker", Worker)
+    nap = asyncio.create_task(worker.nap.call_one(LONG_S))
+    await worker.add.call_one(1, 2)
+    tree.program.house.look(time.monotonic() + 3600, 0.0)
+
+    assert (await tree.faults.one()).mesh is worker
+    nap.cancel()
+
+
+async def test_a_stop_wakes_an_endpoint_that_waits_for_its_reader(tree, journal):
+    spring = this_proc().spawn("spring", Spring, journal.path)
+    values = spring.pour_plainly.stream()
+    await anext(values)
+
+    await asyncio.wait_for(spring.stop(0.0), SOON_S)
+
+    await journal.has("pour_plainly ends")
+    with pytest.raises(MeshError):
+        async for _ in values:
+            pass
+
+
+async def test_a_broadcast_that_yields_without_end_lets_others_run(tree, journal):
+    spring = this_proc().spawn("spring", Spring, journal.path)
+    spring.pour.broadcast()
+
+    await asyncio.wait_for(spring.made.call_one(), SOON_S)
+    await asyncio.wait_for(spring.stop(0.0), SOON_S)
+
+    await journal.has("pour ends")
 
 
 # --- errors

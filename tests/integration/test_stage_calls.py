@@ -220,6 +220,40 @@ async def test_connect_answers_calls_by_frame_with_values_errors_and_refusals(st
     stream.cancel()
 
 
+@pytest.mark.parametrize("endpoint", ["count_for_ever", "count_for_ever_async"])
+async def test_connect_sends_no_more_values_than_the_window_takes(stage, endpoint, tmp_path):
+    stream = stage.calls.Connect()
+    ended = tmp_path / "ended"
+    frames = FrameReader(stream)
+
+    async def say(*said):
+        await stream.write(stage_service_pb2.ConnectRequest(frames=said))
+
+    async def greeted(frame_id):
+        """Call beside the stream; return the values that came before the answer."""
+        await say(frame_of(frame_id, "greet", ["you"]))
+        values = []
+        while (frame := await frames.next("reply")).frame_id != frame_id:
+            values.append(decode(frame.reply.payload))
+        return values
+
+    hello = stage_service_pb2.Hello(session_id="somebody", lease_s=3.0, beat_s=1.0)
+    await say(stage_service_pb2.Frame(hello=hello))
+    await say(frame_of(1, endpoint, [str(ended)], is_stream=True, window=3))
+    values = [decode((await frames.next("reply")).reply.payload) for _ in range(3)]
+    values += [value for frame_id in range(2, 6) for value in await greeted(frame_id)]
+    assert values == [0, 1, 2]
+
+    more = stage_service_pb2.More(count=2)
+    await say(stage_service_pb2.Frame(frame_id=1, more=more))
+    values = [decode((await frames.next("reply")).reply.payload) for _ in range(2)]
+    values += await greeted(6)
+    assert values == [3, 4]
+
+    stream.cancel()
+    await wait_for(ended.exists, "the endpoint has ended", within_s=20)
+
+
 async def test_connect_without_a_hello_is_refused(stage):
     stream = stage.calls.Connect()
     await stream.write(stage_service_pb2.ConnectRequest(frames=[frame_of(1, "greet", ["you"])]))
@@ -245,12 +279,13 @@ class FrameReader:
             self._frames = list((await self._stream.read()).frames)
 
 
-def frame_of(frame_id, endpoint, args, *, target_id="", is_stream=False):
+def frame_of(frame_id, endpoint, args, *, target_id="", is_stream=False, window=0):
     call = stage_service_pb2.CallFrame(
         target_id=target_id,
         endpoint=endpoint,
         payload=encode_arguments(args, {}),
         is_stream=is_stream,
+        window=window,
     )
     return stage_service_pb2.Frame(frame_id=frame_id, call=call)
 

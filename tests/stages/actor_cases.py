@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,40 @@ class PlainWorker(Actor):
     @endpoint
     def thread(self) -> int:
         return threading.get_ident()
+
+
+class Spring(Actor):
+    """Yields without end, and never waits for anything of its own accord."""
+
+    def __init__(self, journal: str = "") -> None:
+        self.journal = journal
+        self.count = 0
+
+    @endpoint
+    async def pour(self) -> AsyncIterator[int]:
+        try:
+            while True:
+                self.count += 1
+                yield self.count
+        finally:
+            note(self.journal, "pour ends")
+
+    @endpoint
+    def pour_plainly(self) -> Iterator[int]:
+        try:
+            while True:
+                self.count += 1
+                yield self.count
+        finally:
+            note(self.journal, "pour_plainly ends")
+
+    @endpoint
+    async def made(self) -> int:
+        return self.count
+
+    @endpoint
+    def plain(self) -> str:
+        return "plain"
 
 
 class Broken(Actor):

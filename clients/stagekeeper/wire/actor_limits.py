@@ -51,6 +51,10 @@ and an endpoint that yields waits."""
 MOST_UNREAD_BYTES: Final = 128 * 1024 * 1024
 """Of the payloads of such answers: four of the largest."""
 
+STREAM_WINDOW: Final = 16
+"""Values of one call that are on their way or unread. Enough to hide the way there and back; more
+would only be memory of the reader's, and work that is lost when it leaves early."""
+
 MOST_CONNECTIONS: Final = 4_096
 """Of one process at once, with the sessions whose connection may come back. More are refused with
 TOO_MANY_CALLS."""

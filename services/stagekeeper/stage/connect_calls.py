@@ -14,7 +14,6 @@ from stagekeeper.actor.hosting.sessions import Session
 from stagekeeper.core.errors import Refused
 from stagekeeper.stage.dispatch import Dispatcher, EndpointRaised
 from stagekeeper.v1 import stage_service_pb2 as pb
-from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import is_own_cancellation
 
 _log = logging.getLogger(__name__)
@@ -93,13 +92,8 @@ class StageCalls:
                 raise
 
     async def _stream(self, target_id: str, message: Message) -> None:
-        async def send(payload: Payload) -> None:
-            message.yield_value(payload)
-            if message.is_crowded:
-                await message.room()
-
         await self._dispatcher.stream(
-            target_id, message.endpoint, message.payload, message.remaining_s, send
+            target_id, message.endpoint, message.payload, message.remaining_s, message.send
         )
         message.answer(None)
 

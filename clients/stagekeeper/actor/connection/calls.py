@@ -1,18 +1,24 @@
 """Calls under way over a connection, as who made them holds them: one answer, or any number.
 
-Invariant: whoever waits no longer says so to the other end, once.
+Decided here: when the other end is told that values of a stream were read, so that its endpoint is
+never far ahead of the reader. Invariant: whoever waits no longer says so to the other end, once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.types_pb2 import Payload
+from stagekeeper.wire.actor_limits import STREAM_WINDOW
 
 if TYPE_CHECKING:
     from stagekeeper.actor.connection.link import Link
+
+
+_TOLD_AFTER: Final = STREAM_WINDOW // 2
+"""Values read before the other end is told, so that it seldom waits and is not told of each."""
 
 
 class Caller(Protocol):
@@ -51,6 +57,7 @@ class ReplyStream:
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[Payload | BaseException | None] = asyncio.Queue()
         self._is_over = False
+        self._untold = 0
 
     def put(self, item: Payload | BaseException | None) -> None:
         """Hand in a value, the error that ends it, or None at its end."""
@@ -64,6 +71,10 @@ class ReplyStream:
             raise StopAsyncIteration
         item = await self._arrived.get()
         if isinstance(item, Payload):
+            self._untold += 1
+            if self._untold >= _TOLD_AFTER and self.link is not None:
+                self.link.more(self.frame_id, self._untold)
+                self._untold = 0
             return item
         self._is_over = True
         if item is None:

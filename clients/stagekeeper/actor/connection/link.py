@@ -35,6 +35,7 @@ from stagekeeper.client.errors import CONNECTION_LOST, CallLost
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1 import stage_service_pb2_grpc
 from stagekeeper.v1.types_pb2 import Payload
+from stagekeeper.wire.actor_limits import STREAM_WINDOW
 from stagekeeper.wire.error_details import describe, is_own_cancellation
 from stagekeeper.wire.transport import CLIENT_OPTIONS
 
@@ -147,12 +148,14 @@ class Link:
         call.link, call.frame_id = self, frame_id
         self._pending[frame_id] = (call, caller)
         caller.outstanding += 1
+        is_stream = isinstance(call, ReplyStream)
         frame = pb.CallFrame(
             target_id=target_id,
             endpoint=endpoint,
             payload=payload,
-            is_stream=isinstance(call, ReplyStream),
+            is_stream=is_stream,
             sender=sender,
+            window=STREAM_WINDOW if is_stream else 0,
         )
         self._outbox.put(pb.Frame(frame_id=frame_id, call=frame), len(payload.data))
 
@@ -166,6 +169,11 @@ class Link:
     def tell(self, news: pb.RankFailed) -> None:
         """Tell the process that owns a mesh of a message that did not reach one of its ranks."""
         self._outbox.put(pb.Frame(failure=news))
+
+    def more(self, frame_id: int, count: int) -> None:
+        """Say that values of a call were read; nothing when all of it has arrived."""
+        if frame_id in self._pending:
+            self._outbox.put(pb.Frame(frame_id=frame_id, more=pb.More(count=count)))
 
     def give_up(self, frame_id: int) -> None:
         """Say that nobody waits for a call any more."""

@@ -258,6 +258,10 @@ class _Connection:
                 found = self._running.pop(frame.frame_id, None)
                 if found is not None:
                     self._house.cancel(*found)
+            elif kind == "more":
+                running = self._running.get(frame.frame_id)
+                if running is not None:
+                    running[1].more(frame.more.count)
             elif kind == "failure":
                 if problems := news_problems(frame.failure):
                     self._is_wrong(0, problems)

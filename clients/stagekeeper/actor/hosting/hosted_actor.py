@@ -359,7 +359,8 @@ class HostedActor:
         if not self._stall_after_s or self._is_stall_told or self.state is not ActorState.SERVING:
             return
         for message in self._inbox.running():
-            if now - message.last_progress >= self._stall_after_s:
+            is_late = now - message.last_progress >= self._stall_after_s
+            if is_late and not message.is_held_up:
                 self._is_stall_told = True
                 self.push(
                     self._failure(

@@ -170,10 +170,7 @@ class Inbox:
             values = method(*args, **kwargs)
             try:
                 async for value in values:
-                    message.progress()
-                    message.yield_value(encode(value, content_type))
-                    if message.is_crowded:
-                        await message.room()
+                    await message.send(encode(value, content_type))
             finally:
                 await values.aclose()
             message.answer(None)
@@ -198,12 +195,14 @@ class Inbox:
             values = method(*args, **kwargs)
             try:
                 for value in values:
-                    if message.cancelled:
-                        break
                     message.progress()
-                    loop.call_soon_threadsafe(message.yield_value, encode(value, content_type))
+                    payload = encode(value, content_type)
                     if message.is_crowded:
                         asyncio.run_coroutine_threadsafe(message.room(), loop).result()
+                    if message.cancelled:
+                        break
+                    message.count_value()
+                    loop.call_soon_threadsafe(message.put_value, payload)
             finally:
                 values.close()
             return None

@@ -1,12 +1,16 @@
 """A message to an actor, and the way of its answer.
 
-Invariant: a call is answered exactly once, whoever answers first; a cast never is.
+Decided here: when an endpoint that yields waits for its reader, and what wakes it. Invariants: a
+call is answered exactly once, whoever answers first; a cast never is. No more values are on their
+way than the caller takes, and whoever waits for room is woken by the end of the call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
 from stagekeeper.actor.call_context import CallContext
 from stagekeeper.actor.connection.outbox import Outbox
@@ -15,6 +19,9 @@ from stagekeeper.v1.types_pb2 import Payload
 
 Answer = Callable[[pb.Frame, int], None]
 """Takes a frame and about how many bytes of payload it has."""
+
+_VALUES_IN_A_TURN: Final = 16
+"""After so many an async generator lets others run, also one that never awaits anything."""
 
 
 class Message(CallContext):
@@ -29,13 +36,17 @@ class Message(CallContext):
     """
 
     __slots__ = (
+        "_allowed",
         "_answer",
+        "_has_room",
+        "_made",
         "_on_end",
         "_outbox",
         "began",
         "endpoint",
         "frame_id",
         "is_cast",
+        "is_held_up",
         "is_over",
         "is_stream",
         "last_progress",
@@ -65,23 +76,75 @@ class Message(CallContext):
         self._answer = answer
         self._on_end = on_end
         self._outbox = outbox
+        self.is_held_up = False
+        """It waits for its reader, and is not to blame for making no progress."""
+        # Written by two threads at most, each its own: values made by who makes them, values
+        # allowed by the loop.
+        self._made = 0
+        self._allowed = frame.window
+        self._has_room: asyncio.Event | None = None
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the caller reads slowly, so that what yields values should wait for `room`."""
+        """Whether the caller reads slowly, so that what yields values waits for `room`."""
+        if self._allowed and self._made >= self._allowed:
+            return not self.is_cast
         return self._outbox is not None and self._outbox.is_crowded
 
     async def room(self) -> None:
-        """Return when the caller has read enough, or is gone."""
-        if self._outbox is not None:
-            await self._outbox.room()
+        """Return when the caller has read enough, or nobody waits any more."""
+        self.is_held_up = True
+        try:
+            while self.is_crowded and not (self.is_over or self.cancelled):
+                if self._outbox is not None and self._outbox.is_crowded:
+                    await self._outbox.room()
+                    continue
+                if self._has_room is None:
+                    self._has_room = asyncio.Event()
+                self._has_room.clear()
+                async with asyncio.timeout(self.remaining_s):
+                    await self._has_room.wait()
+        except TimeoutError:
+            pass  # its deadline: nobody waits any more
+        finally:
+            self.is_held_up = False
+            self.progress()
+
+    def more(self, count: int) -> None:
+        """The caller has read so many values, and takes as many more."""
+        if self._allowed:
+            self._allowed += count
+            self._wake()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._has_room is not None:
+            self._has_room.set()
 
     def progress(self) -> None:
         """Say that the work goes on: it is no stall, however long it takes."""
         self.last_progress = time.monotonic()
 
-    def yield_value(self, payload: Payload) -> None:
-        """Send one of several values."""
+    async def send(self, payload: Payload) -> None:
+        """Send one of several values, once the caller takes it."""
+        self.progress()
+        if self.is_crowded:
+            await self.room()
+        elif self._made % _VALUES_IN_A_TURN == _VALUES_IN_A_TURN - 1:
+            await asyncio.sleep(0)
+        self.count_value()
+        self.put_value(payload)
+
+    def count_value(self) -> None:
+        """Count a value before it is put; from the thread that makes them."""
+        self._made += 1
+        self.progress()
+
+    def put_value(self, payload: Payload) -> None:
+        """Put a value that was counted on its way; in the loop's thread."""
         if not self.is_over and not self.is_cast:
             reply = pb.Reply(payload=payload, has_more=True)
             self._answer(pb.Frame(frame_id=self.frame_id, reply=reply), len(payload.data))
@@ -90,6 +153,9 @@ class Message(CallContext):
         """Answer, or with None end a stream of values."""
         if self.is_over:
             return
+        if self.is_stream and payload is not None:  # of an endpoint that has one value
+            self.put_value(payload)
+            payload = None
         self.is_over = True
         if not self.is_cast:
             reply = pb.Reply() if payload is None else pb.Reply(payload=payload)
