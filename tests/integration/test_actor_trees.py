@@ -567,6 +567,74 @@ async def test_a_group_is_respawned_whole(tree, procs):
         await asyncio.wait_for(pending, SOON_S)
 
 
+async def test_a_respawn_ends_the_process_of_a_survivor_that_is_stuck(tree, procs):
+    """Nothing else ends native code, and what it holds."""
+    workers = procs[0:2].options(is_group=True).spawn("workers", PlainWorker)
+    before = await workers.pid.call()
+    pending = asyncio.create_task(workers[0].block_in_c.call_one(LONG_S))
+    await workers[0].pid.call_one()
+    workers[1].fail_beside.broadcast()
+    failure = await tree.faults.one()
+
+    await asyncio.wait_for(failure.respawn(), LONG_S)
+
+    after = await workers.pid.call()
+    assert after[0] != before[0] and after[1] == before[1]
+    assert not is_alive(before[0])
+    with pytest.raises((MeshStopped, Died)):
+        await asyncio.wait_for(pending, SOON_S)
+
+
+async def test_a_respawn_ends_the_process_in_which_what_failed_is_stuck(tree, procs):
+    worker = procs[0:1].spawn("worker", PlainWorker)
+    before = await worker.pid.call_one()
+    pending = asyncio.create_task(worker.block_in_c.call_one(LONG_S))
+    await worker.pid.call_one()
+    worker.fail_beside.broadcast()
+
+    await asyncio.wait_for((await tree.faults.one()).respawn(), LONG_S)
+
+    assert await worker.pid.call_one() != before and not is_alive(before)
+    with pytest.raises(Died):
+        await pending
+
+
+async def test_a_survivor_that_is_stuck_in_a_process_of_another_owner_is_ended_there(tree, procs):
+    manager = procs[0:1].spawn("manager", Manager, "respawn")
+    guests = await manager.spawn_group_in.call_one(procs[1:3])
+    before = await guests.pid.call()
+    pending = asyncio.create_task(guests[0].block_in_c.call_one(LONG_S))
+    await guests[0].pid.call_one()
+    guests[1].fail_beside.broadcast()
+    await all_gone([before[0]])
+    with pytest.raises((MeshStopped, Died)):
+        await asyncio.wait_for(pending, SOON_S)
+
+    async def is_back() -> bool:
+        try:
+            after = await guests.pid.call()
+        except MeshError:
+            return False
+        return after[0] != before[0] and after[1] == before[1]
+
+    await until(is_back, "the group is back")
+
+
+async def test_in_ones_own_process_a_respawn_leaves_what_is_stuck(tree, journal, gate):
+    worker = this_proc().spawn("worker", PlainWorker, journal.path)
+    pending = asyncio.create_task(worker.work.call_one("old", str(gate)))
+    await journal.has("old begins")
+    worker.fail_beside.broadcast()
+
+    await asyncio.wait_for((await tree.faults.one()).respawn(), LONG_S)
+
+    assert await worker.work.call_one("new") == "new"
+    with pytest.raises(Died):
+        await pending
+    gate.touch()
+    await journal.has("old ends")
+
+
 async def test_a_manager_that_respawns_keeps_its_callers_going(tree):
     manager = this_proc().spawn("manager", Manager, "respawn")
     workers = await manager.mesh.call_one()
@@ -674,6 +742,7 @@ async def test_messages_that_a_stop_does_not_run_are_named_and_their_senders_tol
     begun, queued = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(begun, MeshStopped) and begun.had_begun and not begun.never_ran
     assert isinstance(queued, MeshStopped) and queued.never_ran
+    assert (report.stuck, report.clean) == ([0], []) and "stuck: 0" in str(report)
     gate.touch()
     await journal.has("one ends")
     assert "two begins" not in journal.lines and "three begins" not in journal.lines

@@ -225,6 +225,15 @@ class PlainWorker(Actor):
         raise ValueError(message)
 
     @endpoint
+    async def fail_beside(self) -> None:
+        """Raise while plain code runs."""
+        raise ValueError("beside")
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
     def leave(self, code: int) -> None:
         sys.exit(code)
 
@@ -352,6 +361,13 @@ class Manager(Actor):
     async def spawn_in(self, procs: ProcMesh) -> None:
         """Spawn in processes of somebody else."""
         self.meshes.append(procs.spawn("guest", Worker, "guest", self.journal))
+
+    @endpoint
+    async def spawn_group_in(self, procs: ProcMesh) -> Any:
+        """Spawn ranks that need each other in processes of somebody else."""
+        mesh: Any = procs.options(is_group=True).spawn("guests", PlainWorker, self.journal)
+        self.more.append(mesh)
+        return mesh
 
     @endpoint
     async def break_one(self, number: int = 0) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stagekeeper.actor.hook import end_program
     from stagekeeper.actor.hosts import HostMesh, ProcMesh, this_host, this_proc
     from stagekeeper.actor.mesh import ActorMesh
-    from stagekeeper.actor.owning.actor_mesh import StopReport, Unrun
+    from stagekeeper.actor.owning.stop_report import StopReport, Unrun
     from stagekeeper.actor.tree_root import Root, root
     from stagekeeper.actor.value_mesh import ValueMesh
 
@@ -59,7 +59,7 @@ _HOMES: Final = {
     "hook": ("end_program", "unhandled_fault_hook"),
     "hosts": ("HostMesh", "ProcMesh", "this_host", "this_proc"),
     "mesh": ("ActorMesh",),
-    "owning.actor_mesh": ("StopReport", "Unrun"),
+    "owning.stop_report": ("StopReport", "Unrun"),
     "tree_root": ("Root", "root"),
     "value_mesh": ("ValueMesh",),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, cast
@@ -23,16 +24,18 @@ from stagekeeper.actor.owning.actor_mesh import (
     ActorMeshControl,
     ProcFailed,
     SpawnPlan,
-    StopReport,
 )
 from stagekeeper.actor.owning.local_procs import LocalProcSource
 from stagekeeper.actor.owning.proc_views import ProcReference, ProcSlice
 from stagekeeper.actor.owning.procs import ProcMeshControl, ProcPlaces, ProcSource
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
+from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.program import Program, current_program
 from stagekeeper.actor.selection import Index, selected_ranks
 from stagekeeper.wire.payload import PayloadError, encode_arguments
+
+_log = logging.getLogger("stagekeeper.actor")
 
 P = ParamSpec("P")
 SomeActor = TypeVar("SomeActor", bound=Actor)
@@ -278,7 +281,8 @@ class _OwnProc:
         return None
 
     async def kill(self, instance_id: str) -> None:
-        """Nobody ends its own process to be rid of an actor."""
+        """Nobody ends its own process to be rid of an actor: what is stuck goes on there."""
+        _log.warning("code of an actor that was let go of still runs in this very process")
 
     async def replace_ended(self, instance_ids: list[str]) -> None:
         """It is here, or nobody asks."""

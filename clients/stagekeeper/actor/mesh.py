@@ -15,10 +15,11 @@ from stagekeeper.actor.calling import EndpointRef
 from stagekeeper.actor.endpoint import Endpoint
 from stagekeeper.actor.errors import Died, MeshError, MeshStopped, NotOwner
 from stagekeeper.actor.failure import MeshFailure
-from stagekeeper.actor.owning.actor_mesh import ActorMeshControl, StopReport
+from stagekeeper.actor.owning.actor_mesh import ActorMeshControl
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S
+from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.selection import Index, selected_ranks
 from stagekeeper.wire.payload import Tensors

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from stagekeeper.actor.failure import MeshFailure
-    from stagekeeper.actor.owning.actor_mesh import StopReport
+    from stagekeeper.actor.owning.stop_report import StopReport
     from stagekeeper.actor.selection import Index
 
     class StopMesh(Protocol):

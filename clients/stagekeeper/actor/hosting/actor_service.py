@@ -47,8 +47,12 @@ class OwnedPlaces(Protocol):
         """Return how an actor or a process ended; waits a moment for the news of it."""
         ...
 
-    async def replace_ended(self, instance_ids: list[str]) -> None:
-        """Put new processes in the places of these; of a mesh of processes only."""
+    async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None:
+        """Put new processes in the places of these; of a mesh of processes only.
+
+        Args:
+            kills: those that live are killed first.
+        """
         ...
 
 
@@ -115,7 +119,7 @@ class ActorService(ActorServiceServicer):
         self, request: pb.RespawnProcsRequest, context: Context
     ) -> pb.RespawnProcsResponse:
         mesh = await self._mesh(request, context, respawn_problems(request))
-        await mesh.replace_ended(list(request.instance_ids))
+        await mesh.replace_ended(list(request.instance_ids), kills=request.kill)
         return pb.RespawnProcsResponse(places=await mesh.places())
 
     async def _check(

@@ -26,6 +26,9 @@ class ActorThread:
         self._name = name
         self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._unsettled = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     def run(
         self, piece: Callable[[], Result], context: contextvars.Context
@@ -37,7 +40,18 @@ class ActorThread:
             self._loop = loop
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         self._pieces.put((piece, future, context))
+        self._unsettled += 1
+        self._is_idle.clear()
         return future
+
+    async def idle(self, limit_s: float) -> bool:
+        """Return once it has run all that it was given; False: not within the limit."""
+        try:
+            async with asyncio.timeout(max(0.0, limit_s)):
+                await self._is_idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Let the thread end after what it has. A second call changes nothing."""
@@ -55,18 +69,22 @@ class ActorThread:
                 error = raised
             try:
                 assert self._loop is not None
-                self._loop.call_soon_threadsafe(_settle, future, result, error)
+                self._loop.call_soon_threadsafe(self._settle, future, result, error)
             except RuntimeError:
                 return  # the loop is closed: the process ends
             del item, piece, future, context, result, error  # keep nothing alive while waiting
 
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError("StopIteration was raised out of an endpoint"))
-    else:
-        future.set_exception(error)
+    def _settle(
+        self, future: asyncio.Future[Any], result: Any, error: BaseException | None
+    ) -> None:
+        self._unsettled -= 1
+        if not self._unsettled:
+            self._is_idle.set()
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, StopIteration):
+            future.set_exception(RuntimeError("StopIteration was raised out of an endpoint"))
+        else:
+            future.set_exception(error)

@@ -111,6 +111,7 @@ class HostedActor:
         self._left: list[MeshFailure] = []
         """What failed while it was stopping: told of by the answer to the stop."""
         self._stop_at = 0.0
+        self._let_go_at = 0.0
         self._started: asyncio.Task[MeshFailure | None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.on_ended: Callable[[HostedActor], None] = lambda _: None
@@ -219,6 +220,7 @@ class HostedActor:
         failure = replace(failure, causes=(*self.scope.take_open(), *failure.causes))
         self.state = ActorState.FAILED
         self.failure = failure
+        self._let_go_at = time.monotonic()
         self._inbox.give_up(lambda _: died_error(self.identity.name, failure))
         if is_told:
             self.push(failure)
@@ -265,6 +267,7 @@ class HostedActor:
         await self._inbox.drained(lambda: self._stop_at)
         name = self.identity.name
         response = actor_pb.StopActorResponse()
+        self._let_go_at = time.monotonic()
         for message in self._inbox.give_up(
             lambda it: stopped_error(name, it.endpoint, had_begun=it.began)
         ):
@@ -284,6 +287,10 @@ class HostedActor:
                 self.push(whole)  # whoever asked may be gone, or wait no longer
         self._finish()
         return response
+
+    async def is_stuck(self) -> bool:
+        """Say whether code of it still runs that was let go of: after a second, at once if not."""
+        return not await self._inbox.ended(self._let_go_at + LEAST_CLEANUP_S - time.monotonic())
 
     async def _cleanup(self, error: BaseException | None, budget_s: float) -> MeshFailure | None:
         """Run `__cleanup__`, once, within the budget; return what went wrong."""

@@ -199,11 +199,15 @@ class House:
         """Stop one actor; one that is gone is no error."""
         if not request.actor_id:
             return await self.stop_all(request.budget_s)
+        response = actor_pb.StopActorResponse()
         actor = self._actors.get(request.actor_id)
-        if actor is None:
-            return actor_pb.StopActorResponse()
-        failure = failure_from_proto(request.failure) if request.HasField("failure") else None
-        return await actor.stop(request.budget_s, failure)
+        if actor is not None:
+            failure = failure_from_proto(request.failure) if request.HasField("failure") else None
+            response.CopyFrom(await actor.stop(request.budget_s, failure))
+        else:
+            actor = self._ended.get(request.actor_id)
+        response.is_stuck = actor is not None and await actor.is_stuck()
+        return response
 
     async def stop_all(self, budget_s: float) -> actor_pb.StopActorResponse:
         """Stop every actor, the last made first, all within the budget; nothing new is made."""

@@ -71,6 +71,7 @@ class Inbox:
         self._messages: dict[Message, asyncio.Task[None] | None] = {}
         """Taken and not over, in order of arrival; with the task of one that runs on the loop."""
         self._changed = asyncio.Event()
+        self._let_go: set[asyncio.Task[None]] = set()
 
     def open(self, actor: Actor) -> None:
         """Run what came before `__init__` was through, and from now on what comes."""
@@ -118,7 +119,15 @@ class Inbox:
             message.cancel()
             if task is not None and task is not current:
                 task.cancel()
+                self._let_go.add(task)
+                task.add_done_callback(self._let_go.discard)
         return [message for message, _ in left]
+
+    async def ended(self, limit_s: float) -> bool:
+        """Return once nothing runs that was given up; False: not within the limit."""
+        if self._let_go:
+            await asyncio.wait(self._let_go, timeout=max(0.0, limit_s))
+        return not self._let_go and await self._thread.idle(limit_s)
 
     def hurry(self) -> None:
         """Have `drained` look at its time again."""

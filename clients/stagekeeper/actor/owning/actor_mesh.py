@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,7 +24,8 @@ from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.ends import Ends
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
-from stagekeeper.actor.place import place_to_proto
+from stagekeeper.actor.owning.stop_report import StopReport, Unrun
+from stagekeeper.actor.place import Place, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import describe
@@ -59,54 +60,6 @@ class SpawnPlan:
     is_group: bool = False
     stall_after_s: float = 0.0
     max_in_flight: int = 0
-
-
-@dataclass(slots=True)
-class StopReport:
-    """How a stop went, rank by rank.
-
-    Attributes:
-        clean: ranks that ended as asked.
-        dead: ranks that had failed already, with how.
-        unreachable: ranks that did not answer within the budget.
-        unrun: messages that did not run or were given up, with who sent them.
-        cleanup: failures of `__cleanup__`, and of what the ranks owned.
-        unconfirmed: of processes, the ends that nobody has confirmed: their host does not answer,
-            and they may still run.
-    """
-
-    clean: list[int] = field(default_factory=list)
-    dead: dict[int, MeshFailure] = field(default_factory=dict)
-    unreachable: list[int] = field(default_factory=list)
-    unrun: list[Unrun] = field(default_factory=list)
-    cleanup: list[MeshFailure] = field(default_factory=list)
-    unconfirmed: list[MeshFailure] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        """Every rank ended as asked or had ended before, and every message ran."""
-        return not (self.unreachable or self.unrun or self.cleanup or self.unconfirmed)
-
-    def __str__(self) -> str:
-        parts = [f"{len(self.clean)} clean"]
-        if self.dead:
-            parts.append(f"{len(self.dead)} dead")
-        if self.unreachable:
-            parts.append(f"unreachable: {', '.join(map(str, self.unreachable))}")
-        if self.unrun:
-            parts.append(f"{len(self.unrun)} messages not run")
-        parts += [failure.summary for failure in (*self.cleanup, *self.unconfirmed)]
-        return "; ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Unrun:
-    """A message that a stop left undone."""
-
-    rank: int
-    endpoint: str
-    sender: str
-    had_begun: bool
 
 
 class ActorMeshControl:
@@ -398,13 +351,34 @@ class ActorMeshControl:
                 rank.fail(failure, rank.withdraw())
             if rank.place is not None:
                 await self._procs.kill(rank.place.instance_id)
-        living = [rank for rank in ranks if rank.state is RankState.UP]
-        for rank in living:
+        others = [rank for rank in ranks if rank not in stalled]
+        for rank in others:
             rank.is_told = True
-        answers = await asyncio.gather(*(self._stop_rank(rank, 0.0, None) for rank in living))
-        for rank, answer in zip(living, answers, strict=True):
-            for problem in () if answer is None else self._heard_at_end(rank, answer):
+        answers = await asyncio.gather(*(self._let_go(rank) for rank in others))
+        stuck = set[str]()
+        for rank, answer in zip(others, answers, strict=True):
+            if answer is None:
+                continue
+            if answer.is_stuck and rank.place is not None:
+                _log.warning("code of %s cannot be ended but with its process", rank.name)
+                stuck.add(rank.place.instance_id)
+            for problem in self._heard_at_end(rank, answer):
                 _log.warning("%s was replaced: %s", rank.name, problem.summary)
+        await asyncio.gather(*map(self._procs.kill, stuck))
+
+    async def _let_go(self, rank: ActorRank) -> pb.StopActorResponse | None:
+        """Stop a rank, or wait for the end of one that has failed; None: no answer."""
+        if rank.state is RankState.UP:
+            return await self._stop_rank(rank, 0.0, None)
+        link = None if rank.place is None else self._program.links.existing(rank.place.instance_id)
+        if rank.place is None or link is None or link.is_silent:
+            return None
+        try:
+            request = self._stop_request(rank, rank.place, 0.0)
+            answer: pb.StopActorResponse = await link.actors.StopActor(request, timeout=_GRACE_S)
+        except (grpc.RpcError, ConnectionError):
+            return None  # its process has ended, or its cleanup takes long
+        return answer
 
     # --- stop
 
@@ -435,7 +409,7 @@ class ActorMeshControl:
         )
         for rank, answer in zip(self.ranks, answers, strict=True):
             if answer is not None:
-                report.clean.append(rank.rank)
+                (report.stuck if answer.is_stuck else report.clean).append(rank.rank)
                 report.unrun += [
                     Unrun(rank.rank, it.endpoint, it.sender, it.had_begun) for it in answer.unrun
                 ]
@@ -470,12 +444,7 @@ class ActorMeshControl:
         """Stop one rank; None when it had failed, or does not answer in time."""
         if rank.place is None or rank.state is not RankState.UP:
             return None
-        request = pb.StopActorRequest(
-            token=self._program.token,
-            instance_id=rank.place.instance_id,
-            actor_id=rank.actor_id,
-            budget_s=budget_s,
-        )
+        request = self._stop_request(rank, rank.place, budget_s)
         if failure is not None:
             request.failure.CopyFrom(failure_to_proto(failure))
         link = self._program.links.existing(rank.place.instance_id)
@@ -498,6 +467,14 @@ class ActorMeshControl:
             self._failed(rank, self._of_process(rank, end))
         return None
 
+    def _stop_request(self, rank: ActorRank, place: Place, budget_s: float) -> pb.StopActorRequest:
+        return pb.StopActorRequest(
+            token=self._program.token,
+            instance_id=place.instance_id,
+            actor_id=rank.actor_id,
+            budget_s=budget_s,
+        )
+
     async def end_of_id(self, ended_id: str) -> MeshFailure | None:
         """Return how one actor ended; waits a moment for the news of it."""
         return await self._ends.of(ended_id)
@@ -518,7 +495,7 @@ class ActorMeshControl:
             found.append(place)
         return found
 
-    async def replace_ended(self, instance_ids: list[str]) -> None:
+    async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None:
         """A mesh of actors has no processes to replace."""
 
     def _keep(self, work: Any) -> asyncio.Task[Any]:

@@ -64,14 +64,21 @@ class ProcReference:
         return failure_from_proto(response.end) if response.HasField("end") else None
 
     async def kill(self, instance_id: str) -> None:
-        """Not the owner's to do from here: the process is replaced when it has ended."""
+        """Have its owner kill it, and put a new one in its place."""
+        await self._replace([instance_id], kill=True)
 
     async def replace_ended(self, instance_ids: list[str]) -> None:
+        await self._replace(instance_ids, kill=False)
+
+    async def _replace(self, instance_ids: list[str], *, kill: bool) -> None:
         link = self._program.links.to(self.owner)
         await link.connected()
         await link.actors.RespawnProcs(
             pb.RespawnProcsRequest(
-                token=self._program.token, mesh_id=self.mesh_id, instance_ids=instance_ids
+                token=self._program.token,
+                mesh_id=self.mesh_id,
+                instance_ids=instance_ids,
+                kill=kill,
             )
         )
 

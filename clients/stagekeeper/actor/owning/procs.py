@@ -21,8 +21,9 @@ from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
-from stagekeeper.actor.owning.actor_mesh import ProcFailed, StopReport
+from stagekeeper.actor.owning.actor_mesh import ProcFailed
 from stagekeeper.actor.owning.ends import Ends
+from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 
@@ -114,7 +115,7 @@ class ProcPlaces(Protocol):
         ...
 
     async def kill(self, instance_id: str) -> None:
-        """Kill a process that is stalled."""
+        """Kill a process that is stalled, or in which code is stuck; where that can be done."""
         ...
 
     async def end_of(self, place: Place) -> MeshFailure | None:
@@ -263,9 +264,11 @@ class ProcMeshControl:
             slot.is_asked = True
             await slot.proc.kill()
 
-    async def replace_ended(self, instance_ids: list[str]) -> None:
+    async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None:
         if self._is_expecting_end:
             return
+        if kills:
+            await asyncio.gather(*map(self.kill, instance_ids))
         slots = [
             slot
             for slot in self._slots

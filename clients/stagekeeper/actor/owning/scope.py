@@ -21,7 +21,7 @@ from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.wire.error_details import is_own_cancellation
 
 if TYPE_CHECKING:
-    from stagekeeper.actor.owning.actor_mesh import StopReport
+    from stagekeeper.actor.owning.stop_report import StopReport
 
 DEFAULT_STOP_BUDGET_S: Final = 10.0
 
