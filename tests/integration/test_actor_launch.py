@@ -168,6 +168,7 @@ async def test_proc_that_does_not_come_up_is_told_and_leaves_nothing(
         await tree.launch(do=what, grandchildren="yes", timeout_s=1.5 if what == "hang" else 60)
 
     assert raised.value.exit_status == status
+    assert raised.value.is_late == (what == "hang")
     assert raised.value.last_lines == lines
     assert len(tree.pids) == 4
     assert tree.is_empty()

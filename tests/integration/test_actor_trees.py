@@ -30,6 +30,7 @@ from stagekeeper.actor import (
     this_host,
     this_proc,
 )
+from stagekeeper.actor.owning import local_procs
 from stagekeeper.wire.actor_limits import STREAM_WINDOW
 from tests.harness.actor_trees import SOON_S, Tree, a_root, a_script, all_gone, is_alive, until
 from tests.stages.actor_cases import (
@@ -846,6 +847,30 @@ async def test_the_failure_of_an_owner_whose_process_lives_ends_all_that_it_owne
     assert failure.mesh is manager and failure.root.where == "workers[0]"
     await all_gone(pids)
     assert await beside.add.call_one(1, 2) == 3
+
+
+async def test_a_process_that_the_kernel_ends_for_memory_is_told_as_that(tree, procs, monkeypatch):
+    worker = procs[0:1].spawn("worker", Worker)
+    pid = (await worker.where.call_one())["pid"]
+    monkeypatch.setattr(tree.program.memory_kills()._witness, "look", lambda: True)
+
+    os.kill(pid, signal.SIGKILL)
+
+    failure = await tree.faults.one()
+    assert failure.kind == FailureKind.OUT_OF_MEMORY and failure.mesh is worker
+    assert failure.exit is not None and failure.exit.signal == signal.SIGKILL
+
+
+async def test_a_process_that_is_not_up_in_time_is_told_as_that(tree, monkeypatch):
+    monkeypatch.setattr(local_procs, "START_LIMIT_S", 0.001)
+    procs = this_host().spawn_procs(1, name="slow")
+    worker = procs.spawn("worker", Worker)
+
+    with pytest.raises(Died) as caught:
+        await asyncio.wait_for(worker.add.call_one(1, 2), LONG_S)
+
+    assert caught.value.failure.kind == FailureKind.INIT_TIMEOUT
+    assert "was not up within 0.001 s" in str(await tree.faults.one())
 
 
 async def test_actors_of_an_owner_that_is_gone_end_in_the_processes_of_others(tree, procs, journal):

@@ -70,6 +70,7 @@ class FakeStarter:
         self.lets_up = asyncio.Event()
         self.lets_up.set()
         self.refuses = ""
+        self.is_late = False
         self._tmp_path = tmp_path
 
     async def start(self, wanted: ProcsWanted, instance_id: InstanceId) -> FakeProc:
@@ -77,7 +78,7 @@ class FakeStarter:
         self.started[instance_id] = FakeProc(len(self.started) + 1)
         await self.lets_up.wait()
         if self.refuses:
-            raise ProcNotStarted(self.refuses)
+            raise ProcNotStarted(self.refuses, is_late=self.is_late)
         return self.started[instance_id]
 
     async def sweep(self, instance_id: InstanceId) -> None:
@@ -239,6 +240,10 @@ async def test_process_that_does_not_come_up_is_told_and_its_place_is_filled(it)
     late = it.hold(A)
     await it.settle()
     assert "forgotten" in late.ends[A].reason and set(it.starter.started) == {A, B}
+    it.starter.refuses, it.starter.is_late = "no", True
+    slow = it.hold(C)
+    await it.settle()
+    assert slow.ends == {C: ProcEnd(reason="no", is_late=True)}
 
 
 async def test_whoever_comes_with_another_token_or_for_another_life_changes_nothing(it):

@@ -30,6 +30,7 @@ from stagekeeper.actor.owning.procs import ProcPlaces
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
 from stagekeeper.actor.place import Place
+from stagekeeper.host.oom import OomWitness, RecentKills
 from stagekeeper.host.server import Server
 from stagekeeper.v1 import actor_service_pb2, stage_service_pb2
 from stagekeeper.v1 import stage_service_pb2 as pb
@@ -109,9 +110,10 @@ class Program:
             on_failure=self.rank_failed,
             on_silence=self._silent,
             on_broken=lambda link, why: None,
-            on_tick=self.house.look,
+            on_tick=self._look,
             comes_back_s=self._comes_back_s,
         )
+        self._memory_kills: RecentKills | None = None
         self._meshes: dict[str, Any] = {}
         self._references: WeakValueDictionary[str, ReferenceKeeper] = WeakValueDictionary()
         self._server: Server | None = None
@@ -122,6 +124,17 @@ class Program:
     def place(self) -> Place:
         """This process, as others reach it."""
         return Place(self.address, self.instance_id, os.getpid(), self.boot_id)
+
+    def memory_kills(self) -> RecentKills:
+        """Return what tells whether the kernel kills for memory; watched since the first call."""
+        if self._memory_kills is None:
+            self._memory_kills = RecentKills(OomWitness())
+        return self._memory_kills
+
+    def _look(self, now: float, stalled_s: float) -> None:
+        if self._memory_kills is not None:
+            self._memory_kills.look()
+        self.house.look(now, stalled_s)
 
     async def start(self) -> str:
         """Listen and serve; return the address."""

@@ -2,16 +2,21 @@
 
 The kernel counts its kills per control group, and for the whole host. Whoever watches processes
 reads the counters now and then, and at a death: a kill counts for the death that follows within
-that time.
+that time, or, with `RecentKills`, for every death of the next moments.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _PROC: Final = Path("/proc")
+_RECENT_S: Final = 2.0
+"""How long the kernel may take to end a process that it killed: it gives back much memory first."""
 
 
 class OomWitness:
@@ -34,6 +39,25 @@ class OomWitness:
         counts = dict(line.split(maxsplit=1) for line in lines if " " in line)
         value = counts.get("oom_kill", "")
         return int(value) if value.isdigit() else None
+
+
+class RecentKills:
+    """Knows whether the kernel killed for memory a moment ago. `look` is called now and then."""
+
+    def __init__(self, witness: OomWitness, now: Callable[[], float] = time.monotonic) -> None:
+        self._witness = witness
+        self._now = now
+        self._seen_at = -math.inf
+
+    def look(self) -> None:
+        """Read the counters."""
+        if self._witness.look():
+            self._seen_at = self._now()
+
+    def is_one(self) -> bool:
+        """Return whether a death that is seen now may be such a kill."""
+        self.look()
+        return self._now() - self._seen_at <= _RECENT_S
 
 
 def _counter_file(proc: Path, cgroup_root: Path) -> Path:

@@ -50,6 +50,7 @@ class ProcNotStarted(Exception):
         exit_status: how it ended by itself; None for one that was killed, and for one that the host
             could not start at all.
         last_lines: the end of what it wrote to its log, oldest first; [] without a log.
+        is_late: it was not up within the limit, and was killed for that.
     """
 
     def __init__(
@@ -57,10 +58,13 @@ class ProcNotStarted(Exception):
         message: str,
         exit_status: ExitStatus | None = None,
         last_lines: Sequence[str] = (),
+        *,
+        is_late: bool = False,
     ) -> None:
         self.message = message
         self.exit_status = exit_status
         self.last_lines = list(last_lines)
+        self.is_late = is_late
         super().__init__("\n  ".join([message, *self.last_lines]))
 
 
@@ -195,7 +199,8 @@ async def launch(
             proc.kill()
             await proc.gone()
             lines = _last_lines(log_path, log_begin)
-            raise ProcNotStarted(f"{spec.name} {error}", ended, lines) from None
+            is_late = isinstance(error, _Late)
+            raise ProcNotStarted(f"{spec.name} {error}", ended, lines, is_late=is_late) from None
         except BaseException:
             proc.kill()
             raise
@@ -220,6 +225,10 @@ class _NotUp(Exception):
     pass
 
 
+class _Late(_NotUp):
+    pass
+
+
 async def _address(
     proc: LaunchedProc,
     spec: ProcLaunch,
@@ -233,7 +242,7 @@ async def _address(
             await _write(start_pipe, spec.to_line())
             line = await _read_line(report_pipe)
     except TimeoutError:
-        raise _NotUp(f"was not up within {timeout_s:g} s") from None
+        raise _Late(f"was not up within {timeout_s:g} s") from None
     if not line:
         try:
             ended = await asyncio.wait_for(proc.wait(), _END_AFTER_SILENCE_S)

@@ -43,12 +43,17 @@ class ProcUp:
 
 @dataclass(frozen=True, slots=True)
 class ProcEnd:
-    """How a process ended; `exit` is None where that is not known, `pid` 0 where it never ran."""
+    """How a process ended; `exit` is None where that is not known, `pid` 0 where it never ran.
+
+    Attributes:
+        is_late: it was not up within the limit of a start.
+    """
 
     exit: ExitInfo | None = None
     reason: str = ""
     last_log_lines: tuple[str, ...] = ()
     pid: int = 0
+    is_late: bool = False
 
 
 class HeldProc:
@@ -162,6 +167,7 @@ class HeldProc:
                 None if status is None else self._exit(status, was_killed=False),
                 cut(message, LONGEST_MESSAGE),
                 self._last_lines(),
+                is_late=isinstance(error, ProcNotStarted) and error.is_late,
             )
         )
 

@@ -30,5 +30,6 @@ def proc_event(
             reason=news.reason,
             last_log_lines=news.last_log_lines,
             pid=news.pid,
+            is_late=news.is_late,
         )
     )

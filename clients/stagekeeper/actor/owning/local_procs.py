@@ -1,8 +1,13 @@
-"""Processes on this host, started by this process: its children, seen by the kernel's own word."""
+"""Processes on this host, started by this process: its children, seen by the kernel's own word.
+
+Invariant: an end by SIGKILL that was not ours is told as one for memory when the kernel has just
+killed for memory, and only then.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +16,7 @@ from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failur
 from stagekeeper.actor.owning.actor_mesh import ProcFailed
 from stagekeeper.actor.owning.procs import ProcEnd
 from stagekeeper.actor.place import Place
+from stagekeeper.host.oom import RecentKills
 from stagekeeper.host.proc_launch import (
     LaunchedProc,
     ProcLaunch,
@@ -28,13 +34,16 @@ START_LIMIT_S: Final = 60.0
 class LocalProc:
     """A child process that is up."""
 
-    def __init__(self, launched: LaunchedProc, boot_id: str) -> None:
+    def __init__(self, launched: LaunchedProc, boot_id: str, kills: RecentKills) -> None:
         self._launched = launched
+        self._kills = kills
         self.place = Place(launched.address, launched.instance_id, launched.handle.pid, boot_id)
 
     async def ended(self) -> ProcEnd:
         status = await self._launched.wait()
-        return ProcEnd(ExitInfo.of(status), detected_by="pidfd")
+        is_unexplained = status.signal == signal.SIGKILL and not self._launched.was_killed
+        out_of_memory = is_unexplained and self._kills.is_one()
+        return ProcEnd(ExitInfo.of(status, out_of_memory=out_of_memory), detected_by="pidfd")
 
     async def end(self, budget_s: float) -> bool:
         try:
@@ -57,6 +66,7 @@ class LocalProcSource:
     async def start(self, index: int, instance_id: str, name: str) -> LocalProc:
         program = self._program
         program.before_child()
+        program.memory_kills()  # from now on it is known what was before
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         spec = ProcLaunch(
             instance_id=instance_id,
@@ -79,7 +89,7 @@ class LocalProcSource:
             )
         except ProcNotStarted as error:
             raise ProcFailed(not_started(instance_id, name, error)) from error
-        return LocalProc(launched, program.boot_id)
+        return LocalProc(launched, program.boot_id, program.memory_kills())
 
     async def close(self) -> None:
         """There is nothing beside the processes."""
@@ -90,7 +100,7 @@ def not_started(instance_id: str, name: str, error: ProcNotStarted) -> MeshFailu
     status = error.exit_status
     return MeshFailure(
         id=failure_id(instance_id, "end"),
-        kind=FailureKind.INIT_RAISED,
+        kind=FailureKind.INIT_TIMEOUT if error.is_late else FailureKind.INIT_RAISED,
         mesh_name=name,
         instance_id=instance_id,
         message=error.message,

@@ -46,12 +46,14 @@ class ProcEnd:
     Attributes:
         detected_by: who says so: `pidfd`, `agent`, `lease` (nobody could be asked for so long), or
             UNCONFIRMED.
+        is_late: it was not up within the limit of a start, and was killed for that.
     """
 
     exit: ExitInfo | None
     detected_by: str
     message: str = ""
     last_log_lines: tuple[str, ...] = ()
+    is_late: bool = False
 
 
 def is_unconfirmed(failure: MeshFailure) -> bool:

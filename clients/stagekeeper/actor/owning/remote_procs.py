@@ -15,6 +15,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -236,6 +237,10 @@ class RemoteProcSource:
                 await proc.up()
         except TimeoutError:
             await proc.kill()
+            if not proc.has_come_up:
+                late = f"it was not up within {START_LIMIT_S:g} s"
+                end = replace(await proc.ended(), message=late, is_late=True)
+                raise ProcFailed(_not_started(instance_id, name, host, end)) from None
         except BaseException:
             if not self._tasks.is_stopping:
                 _ = self._tasks.start(f"end of {name}", proc.kill())  # nobody waits for that
@@ -264,13 +269,14 @@ def _end_of(ended: pb.ProcEnded) -> ProcEnd:
             told.out_of_memory,
             told.asked,
         )
-    return ProcEnd(exit_info, "agent", ended.reason, tuple(ended.last_log_lines))
+    lines = tuple(ended.last_log_lines)
+    return ProcEnd(exit_info, "agent", ended.reason, lines, ended.is_late)
 
 
 def _not_started(instance_id: str, name: str, host: AgentHost, end: ProcEnd) -> MeshFailure:
     return MeshFailure(
         id=failure_id(instance_id, "end"),
-        kind=FailureKind.INIT_RAISED,
+        kind=FailureKind.INIT_TIMEOUT if end.is_late else FailureKind.INIT_RAISED,
         mesh_name=name,
         instance_id=instance_id,
         message=f"on {host.name}: {end.message}",
