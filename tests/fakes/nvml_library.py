@@ -46,11 +46,13 @@ class FakeNvml:
     built_in: Path
     directory: Path
     facts: list[str] = field(default_factory=list)
+    more_env: dict[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
         """What a process needs in its environment to see these cards."""
         return {
+            **self.more_env,
             "LD_LIBRARY_PATH": str(self.built_in),
             "FAKE_NVML": str(self._file),
             "FAKE_NVML_CALLS": str(self._calls),

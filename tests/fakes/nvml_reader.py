@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from stagekeeper.agent.device_choice import parse_choice
+from stagekeeper.agent.devices import CardFault
+from stagekeeper.agent.kernel_log import KernelLog
 from stagekeeper.agent.nvml import NvmlDevices
+from stagekeeper.agent.visible_devices import VisibleDevices
 
 LONG_S = 30.0
+KERNEL_LOG_ENV, NAMESPACE_ENV = "TEST_KERNEL_LOG", "TEST_PID_NAMESPACE"
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -26,7 +30,8 @@ ROOT = Path(__file__).parent.parent.parent
 class Seen:
     """One look, as another process saw it.
 
-    `took_s` is how long it took, `look_again_s` what it answered.
+    `took_s` is how long it took, `look_again_s` what it answered; `faults` are the errors of
+    single programs that were told with it.
     """
 
     cards: dict[str, dict[str, Any]]
@@ -35,6 +40,8 @@ class Seen:
     took_s: float
     thread_count: int
     has_pynvml: bool
+    notes: list[str]
+    faults: list[dict[str, Any]]
 
     @property
     def uuids(self) -> list[str]:
@@ -47,10 +54,11 @@ class NvmlReader:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def look(self) -> Seen:
+    async def look(self, word: str = "look") -> Seen:
+        """Have it look, or only `listen` for errors, and return what it sees."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(b"look\n")
+        self.process.stdin.write(f"{word}\n".encode())
         line = await asyncio.wait_for(self.process.stdout.readline(), 60)
         return Seen(**json.loads(line))
 
@@ -84,9 +92,13 @@ async def nvml_reader(
         await process.wait()
 
 
-async def _look(source: NvmlDevices) -> Seen:
+async def _look(source: NvmlDevices, word: str, faults: list[CardFault]) -> Seen:
     began = time.monotonic()
-    look_again_s = await source.look()
+    look_again_s = 0.0
+    if word == "look":
+        look_again_s = await source.look()
+    else:
+        await source.listen()
     took_s = time.monotonic() - began
     reading = source.reading(())
     return Seen(
@@ -105,6 +117,8 @@ async def _look(source: NvmlDevices) -> Seen:
         took_s=took_s,
         thread_count=len(os.listdir("/proc/self/task")),
         has_pynvml="pynvml" in sys.modules,
+        notes=list(source.notes),
+        faults=[dataclasses.asdict(it) for it in faults],
     )
 
 
@@ -113,12 +127,24 @@ async def _serve(deadline_s: float, devices: list[str]) -> None:
     assert choice is not None
     if deadline_s < LONG_S:
         import_module("pynvml")  # a short deadline is for calls, not for what a busy disk loads
-    source = NvmlDevices(choice, "host", deadline_s=deadline_s, interval_s=5.0)
+    source = NvmlDevices(
+        choice,
+        "host",
+        deadline_s=deadline_s,
+        interval_s=5.0,
+        visible=VisibleDevices.of(),
+        kernel_log=KernelLog(Path(os.environ[KERNEL_LOG_ENV]), Path(os.environ[NAMESPACE_ENV]))
+        if KERNEL_LOG_ENV in os.environ
+        else None,
+    )
+    faults: list[CardFault] = []
+    source.on_fault = faults.append
     loop = asyncio.get_running_loop()
     words = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
-    while await words.readline():
-        seen = await _look(source)
+    while word := await words.readline():
+        faults.clear()
+        seen = await _look(source, word.decode().strip(), faults)
         sys.stdout.write(json.dumps(dataclasses.asdict(seen)) + "\n")
         sys.stdout.flush()
 

@@ -40,6 +40,7 @@ class FailureKind(StrEnum):
     UNHANDLED = "UNHANDLED"
     SUPERVISE_RAISED = "SUPERVISE_RAISED"
     OWNER_GONE = "OWNER_GONE"
+    DEVICE_FAILED = "DEVICE_FAILED"
 
 
 @dataclass(frozen=True, slots=True)

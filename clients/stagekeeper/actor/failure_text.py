@@ -65,6 +65,7 @@ def end_of(failure: MeshFailure) -> str:
         "UNHANDLED": "did not handle a failure below it",
         "SUPERVISE_RAISED": "raised in its __supervise__",
         "OWNER_GONE": "lost its owner",
+        "DEVICE_FAILED": "was ended, since its card failed",
     }
     return f"{failure.where} {sentences.get(failure.kind, 'failed')}"
 

@@ -22,22 +22,19 @@ from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
 from stagekeeper.agent.card_memory import CardMemory
+from stagekeeper.agent.card_sources import CardSources
 from stagekeeper.agent.connection import AuthorityEnded
 from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.deaths import Deaths
-from stagekeeper.agent.device_choice import parse_choice
-from stagekeeper.agent.devices import DeviceSource
 from stagekeeper.agent.ending import kill_processes
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.host_ledger import HostLedger, LedgerBusy, until_turn
 from stagekeeper.agent.host_lock import FileLock, make_lock_dir, take_worker_lock
-from stagekeeper.agent.host_memory import HostMemory, parse_devices
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.liveness import Liveness
-from stagekeeper.agent.nvml import NvmlDevices
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
@@ -199,9 +196,8 @@ class Agent:
         await self._open_ledger()
         self._ports = self._make_ports()
         self._ledger.on_free = self._ports.free
-        self._inventory = Inventory(
-            self._device_sources(), self._ledger, self._clock, settings.worker_id
-        )
+        self._cards = CardSources(settings, self._identity.host_id)
+        self._inventory = Inventory(self._cards.all, self._ledger, self._clock, settings.worker_id)
         self._slice = WorkerSlice(settings.cluster, self._report)
         self._inventory.on_change = self._slice.changed
         self._inventory.follow(self._owner)
@@ -253,6 +249,7 @@ class Agent:
             self._oom,
         )
         deaths.on_failure = self._stage_failed
+        self._cards.hear(self._stages, self._inventory, deaths, self._owner, self._clock)
         adoption = Adoption(self._stages, self._operations, store, deaths, self._stopping, records)
         adopted = await adoption.run(found, operation_files, wait_s=settings.adopt_wait_s)
         self._ledger.forget_inherited()
@@ -279,22 +276,6 @@ class Agent:
             await until_turn(self._ledger.open)
         except LedgerBusy as busy:
             _log.error("the host's ledger is not to be had yet", why=busy.message)
-
-    def _device_sources(self) -> list[DeviceSource]:
-        settings, host_id = self._settings, self._identity.host_id
-        choice = parse_choice(settings.devices)
-        domain = f"{host_id}/{settings.worker_id}"
-        sources: list[DeviceSource] = [HostMemory(parse_devices(choice.slices, domain))]
-        if choice.gpus is not None:
-            sources.append(
-                NvmlDevices(
-                    choice.gpus,
-                    host_id,
-                    deadline_s=settings.device_deadline_s,
-                    interval_s=settings.device_interval_s,
-                )
-            )
-        return sources
 
     def _make_ports(self) -> Ports:
         settings = self._settings
@@ -396,7 +377,11 @@ class Agent:
             shards=tuple(self._stages.shards()),
             operations=tuple(self._operations.records()),
             failures=self._spool.pending,
-            notes=(*self._damaged.notes(), *self._ledger.notes),
+            notes=(
+                *self._damaged.notes(),
+                *self._ledger.notes,
+                *self._cards.notes,
+            ),
         )
 
     def _stage_failed(self, stage: StageProcess, failure: Failure) -> None:

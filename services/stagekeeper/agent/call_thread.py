@@ -78,7 +78,8 @@ class CallThread(Generic[Result]):
                     raise CallOverdue(self._current[0])
             else:
                 await asyncio.wait({pending}, timeout=left_s)
-        self._pending = None
+        if self._pending is pending:  # another one who waited for it may have begun anew
+            self._pending = None
         self._is_overdue = False
         return pending.result()
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stagekeeper.core.ids import DeviceId
 from stagekeeper.core.model import Device
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class CardReading:
 
     Attributes:
         device: its `used_bytes` is what is used by anybody, None where that is unknown; its
-            `total_bytes` is 0 where the memory could not be read: nothing new goes there.
+            `total_bytes` is 0 where the memory could not be read: nothing new goes there, nor
+            where it has a `sick_reason`.
         processes: who is on it, ascending by pid; None where nobody can tell.
         problem: why its memory could not be read; empty when it was.
     """
@@ -45,6 +47,21 @@ class CardReading:
     device: Device
     processes: tuple[CardProcess, ...] | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CardFault:
+    """An error that one program met on a card, which is well itself.
+
+    Attributes:
+        device_ids: the card, or those of its parts of which it may be.
+        pid: of the program, where that is known.
+        text: what it was, for people.
+    """
+
+    device_ids: tuple[DeviceId, ...]
+    text: str
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,10 @@ class Inventory:
         pids = frozenset[int]().union(*listed.values())
         return frozenset(pid for pid in pids if is_of_stage(pid, stage))
 
+    def refresh(self) -> None:
+        """Take in what is known of the cards by now, without reading them."""
+        self._take_in()
+
     async def _follow(self, place: int, source: DeviceSource) -> None:
         followed = self._followed[place] = _Followed()
         try:

@@ -71,6 +71,7 @@ class Ledger:
         self._readings: Mapping[DeviceId, CardReading] = {}
         self._unknown_reason = ""
         self._problems: Mapping[DeviceId, str] = {}
+        self._sick: dict[DeviceId, str] = {}
         self._booked: dict[Booking, _Booked] = {}
         self._inherited: dict[Booking, StageClaim] = {}
         self.cards_are(devices)
@@ -101,6 +102,7 @@ class Ledger:
         self._readings = {it.device.device_id: it for it in readings}
         self._unknown_reason = unknown_reason
         self._problems = problems or {}
+        self._sick = {it.device_id: it.sick_reason for it in devices if it.sick_reason}
         if self._is_taken_over:
             self.forget_inherited()
         if has_other_names:
@@ -157,6 +159,7 @@ class Ledger:
                 "start the agent with other --devices; it looks again by itself",
             )
         self._check_there(wanted)
+        self._check_well(wanted)
         unread = sorted(it for it in wanted if not self._totals[it])
         if unread:
             whys = [f"device {it}: {self._problems.get(it) or 'it has 0 bytes'}" for it in unread]
@@ -176,7 +179,7 @@ class Ledger:
             raise Refused(Reason.ADMISSION_REFUSED, "; ".join(report.refusals))
 
     def check_still_there(self, stage: StageStart) -> None:
-        """Refuse to start on a card that is gone since it was reserved, or whose bytes are.
+        """Refuse to start on a card that is gone or sick since it was reserved, or whose bytes are.
 
         Taken they can be only while this agent was dead: what it had reserved and not started yet
         counted for nobody then. A list that cannot be read right now says nothing, and what was
@@ -187,6 +190,7 @@ class Ledger:
         """
         if not self._unknown_reason:
             self._check_there(stage.device_ids)
+        self._check_well(stage.device_ids)
         if stage.device_ids and self._host is not None and not self._is_open:
             raise LedgerBusy("this agent has not had its turn since it was started")
         all_others = self._others()
@@ -316,6 +320,12 @@ class Ledger:
                 f"this agent has no device {', '.join(unknown)}; it has "
                 f"{', '.join(sorted(self._totals)) or 'none'}",
             )
+
+    def _check_well(self, device_ids: Iterable[DeviceId]) -> None:
+        sick = sorted(self._sick.keys() & set(device_ids))
+        if sick:
+            whys = "; ".join(f"device {it} is sick: {self._sick[it]}" for it in sick)
+            raise Refused(Reason.ADMISSION_REFUSED, whys)
 
     def _held(
         self, device_ids: Iterable[DeviceId], without: Collection[OperationId]

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from stagekeeper.agent.devices import CardProcess
+from stagekeeper.agent.nvml_events import NvmlEvents
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -38,6 +39,9 @@ class NvmlCard:
 
     Attributes:
         gpu_uuid: of the card; another than `uuid` for an instance.
+        place: of the card among all, as NVML counts them: by PCI address.
+        gpu_instance, compute_instance: the numbers of an instance; None where it is none, or where
+            they could not be read.
         total_bytes: 0 where the memory could not be read, and `problem` then says why.
         used_bytes: by anybody, the driver included; None where unknown.
         processes: None where NVML does not tell.
@@ -50,10 +54,21 @@ class NvmlCard:
     used_bytes: int | None
     processes: tuple[CardProcess, ...] | None
     problem: str = ""
+    place: int = 0
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+    @property
+    def old_mig_id(self) -> str:
+        """The id that drivers before R470 gave an instance; empty where it has none."""
+        if self.gpu_instance is None or self.compute_instance is None:
+            return ""
+        return f"MIG-{self.gpu_uuid}/{self.gpu_instance}/{self.compute_instance}"
 
     def answers_to(self, name: str) -> bool:
         """Whether a UUID, or the beginning of one, means this card, or the card it is a part of."""
-        return self.uuid.startswith(name) or self.gpu_uuid.startswith(name)
+        is_old_id = bool(self.old_mig_id) and self.old_mig_id == name
+        return is_old_id or self.uuid.startswith(name) or self.gpu_uuid.startswith(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +84,14 @@ class NvmlCalls:
 
     Args:
         call: makes every call.
+
+    Attributes:
+        events: what the cards told of errors; fetched by whoever had them listed.
     """
 
     def __init__(self, call: _Call) -> None:
         self._call = call
+        self.events = NvmlEvents(self._ask)
         self._nvml: Any = None
         self._is_up = False
 
@@ -89,12 +108,27 @@ class NvmlCalls:
             if not self._is_up:
                 self._ask("nvmlInit")
                 self._is_up = True
+            self.events.take(nvml)
             return self._read()
         except nvml.NVMLError as error:
             self._begin_anew()
             absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
             kind = NvmlAbsent if error.value in absent else NvmlFailed
             raise kind(_text(error)) from None
+
+    def take_events(self) -> None:
+        """Take what the cards told since, without reading them; a failure shows with the next list.
+
+        Raises:
+            NvmlFailed: as for `list`.
+        """
+        if not self._is_up:
+            return
+        try:
+            self.events.take(self._nvml)
+        except self._nvml.NVMLError as error:
+            self._begin_anew()
+            raise NvmlFailed(_text(error)) from None
 
     def _load(self) -> Any:
         """Import nvidia-ml-py if the library is there: it is large, and says "not found" to all.
@@ -121,7 +155,9 @@ class NvmlCalls:
             try:
                 handle = self._ask("nvmlDeviceGetHandleByIndex", index)
                 uuid = self._ask("nvmlDeviceGetUUID", handle)
-                cards += self._card_or_instances(handle, uuid)
+                found = list(self._card_or_instances(handle, uuid))
+                cards += [replace(card, place=index) for card in found]
+                self.events.register(self._nvml, handle, uuid)
             except self._nvml.NVMLError as error:
                 problems.append(f"card {index}: {_text(error)}")
         if problems or any(card.problem for card in cards):
@@ -138,7 +174,18 @@ class NvmlCalls:
                 instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
             except self._nvml.NVMLError_NotFound:
                 continue  # places may be empty, those after them need not be
-            yield self._card(instance, self._ask("nvmlDeviceGetUUID", instance), uuid)
+            card = self._card(instance, self._ask("nvmlDeviceGetUUID", instance), uuid)
+            yield replace(
+                card,
+                gpu_instance=self._instance_number("Gpu", instance),
+                compute_instance=self._instance_number("Compute", instance),
+            )
+
+    def _instance_number(self, kind: str, instance: Any) -> int | None:
+        try:
+            return int(self._ask(f"nvmlDeviceGet{kind}InstanceId", instance))
+        except self._nvml.NVMLError:
+            return None
 
     def _is_in_mig_mode(self, handle: Any) -> bool:
         try:
@@ -162,14 +209,20 @@ class NvmlCalls:
         return NvmlCard(uuid, gpu_uuid, model, total_bytes, used_bytes, processes, problem)
 
     def _processes(self, handle: Any) -> tuple[CardProcess, ...] | None:
-        """Read who is on a card. Who computes and draws is in both lists, with one sum."""
+        """Read who is on a card. Who computes and draws is in both lists, with one sum.
+
+        Pid 0 is several: a driver gives it to all that another pid namespace has.
+        """
         found: dict[int, int | None] = {}
         try:
             for kind in ("Compute", "Graphics"):
+                listed: dict[int, int | None] = {}
                 for process in self._ask(f"nvmlDeviceGet{kind}RunningProcesses", handle):
-                    used, other = process.usedGpuMemory, found.get(process.pid)
-                    known = [it for it in (used, other) if it is not None]
-                    found[process.pid] = max(known, default=None)
+                    known = (process.usedGpuMemory, listed.get(process.pid))
+                    listed[process.pid] = _sum_of_known(known)
+                for pid, used in listed.items():
+                    known = (used, found.get(pid))
+                    found[pid] = max((it for it in known if it is not None), default=None)
         except self._nvml.NVMLError:
             return None  # not every platform and every driver tells
         return tuple(CardProcess(pid, found[pid]) for pid in sorted(found))
@@ -177,6 +230,7 @@ class NvmlCalls:
     def _begin_anew(self) -> None:
         if self._is_up:
             self._is_up = False
+            self.events.end(self._nvml)
             try:
                 self._ask("nvmlShutdown")
             except self._nvml.NVMLError:
@@ -188,6 +242,11 @@ class NvmlCalls:
         except self._nvml.NVMLError as error:
             error.call = name
             raise
+
+
+def _sum_of_known(figures: tuple[int | None, ...]) -> int | None:
+    known = [it for it in figures if it is not None]
+    return sum(known) if known else None
 
 
 def _text(error: Any) -> str:

@@ -153,7 +153,10 @@ class ForeignHolder:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A card of a worker. (worker id, device id) is its identity in the cluster."""
+    """A card of a worker. (worker id, device id) is its identity in the cluster.
+
+    `sick_reason` says why nothing new goes there, and is empty where it may.
+    """
 
     device_id: DeviceId
     kind: str
@@ -164,6 +167,7 @@ class Device:
     used_bytes: int | None = None
     reserved_bytes: int = 0
     foreign: tuple[ForeignHolder, ...] = ()
+    sick_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def build_offers(
 ) -> list[Offer]:
     """Open the accounts of all cards and offer those of `candidates` that the spec may use.
 
-    A card of 0 bytes is one whose driver could not tell: nothing new goes there.
+    A card of 0 bytes is one whose driver could not tell: nothing new goes there, nor on a sick one.
     `restarting` are replicas that are gone before anything starts: what they hold is free by then,
     where it can be stopped.
     """
@@ -88,13 +88,15 @@ def build_offers(
     pool = spec.placement.device_pool
     offers = []
     for worker in candidates:
+        allowed = [it for it in worker.checked.devices if not pool or it.device_id in pool]
         cards = [
             Card(device, accounts.setdefault(_card_key(worker, device), Account()))
-            for device in worker.checked.devices
-            if device.total_bytes > 0 and (not pool or device.device_id in pool)
+            for device in allowed
+            if device.total_bytes > 0 and not device.sick_reason
         ]
         count = _replica_count(cluster, worker, spec.name, restarting)
-        offers.append(Offer(worker.worker_id, cards, count))
+        sick = [it for it in allowed if it.sick_reason]
+        offers.append(Offer(worker.worker_id, cards, count, sick))
     return offers
 
 

@@ -74,12 +74,14 @@ class Card:
 class Offer:
     """A worker that may take replicas. `cards` are those that the deployment may use.
 
-    `replica_count` counts the replicas of this deployment that lie or start there.
+    `replica_count` counts the replicas of this deployment that lie or start there; `sick` are cards
+    that it could use, were they well.
     """
 
     worker_id: WorkerId
     cards: Sequence[Card]
     replica_count: int = 0
+    sick: Sequence[Device] = ()
 
     @property
     def free_bytes(self) -> int:
@@ -378,6 +380,8 @@ def _short_of_room(
             for it in closest
             if it.is_over
         ] or [(NO_DEVICE, "its cards cannot be matched with those there")]
+    sick = [(it.device_id, f"device {it.device_id} is sick: {it.sick_reason}") for it in best.sick]
+    refusals = sick + refusals
     for account, term in missing.written:
         account.take_back(term)
     others = [it for it in _sums(offers, placed.values()) if it.worker_id != best.worker_id]

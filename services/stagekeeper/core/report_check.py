@@ -280,13 +280,15 @@ def _device_problem(device: Device, known: dict[DeviceId, Device]) -> str:
         return f"foreign: {problem}"
     if any(not 0 <= it.memory_bytes <= LARGEST_BYTES for it in device.foreign):
         return "foreign: memory_bytes is out of range"
-    texts = [device.kind, device.model, device.lock_domain_id]
+    texts = [device.kind, device.model, device.lock_domain_id, device.sick_reason]
     texts += [text for it in device.foreign for text in (it.name, it.worker_id)]
     longest = max(map(len, texts))
     if longest > LONGEST_TEXT:
         return f"has a text of {longest} characters, at most {LONGEST_TEXT} are taken"
     if problem := next(filter(None, (text_problem(it.name) for it in device.foreign)), ""):
         return f"foreign: {problem}"
+    if problem := text_problem(device.sick_reason):
+        return f"sick_reason: {problem}"
     return id_problem(device.device_id)
 
 

@@ -5,6 +5,9 @@
  *
  *   card UUID TOTAL USED NAME...     a card, in the order of the lines
  *   mig CARD UUID TOTAL USED         an instance of a card, which is in MIG mode then
+ *   ids UUID GPU COMPUTE             the numbers of an instance; without, they are not told
+ *   pci CARD ADDRESS                 where a card is: 00000000:01:00.0
+ *   event CARD XID [GPU]             an error, told once to each process that listens to the card
  *   process UUID PID BYTES           a process on a card; "?" where the driver does not tell bytes
  *   error CALL CODE [UUID]           a call answers with an error, for one card only or for all
  *   hang CALL [SECONDS]              a call does not return for so long, or while the line is there
@@ -29,6 +32,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     GPU_IS_LOST = 15,
 };
 
@@ -43,6 +47,20 @@ typedef struct {
     unsigned long long used;
     unsigned int gpu_instance, compute_instance;
 } process_info;
+
+typedef struct {
+    char bus_id_legacy[16];
+    unsigned int domain, bus, device, pci_device_id, pci_subsystem_id;
+    char bus_id[32];
+} pci_info;
+
+typedef struct {
+    void *device;
+    unsigned long long type, data;
+    unsigned int gpu_instance, compute_instance;
+} event_data;
+
+enum { XID_EVENTS = 8 };
 
 static char lines[MOST_LINES][LONGEST_LINE];
 static int line_count;
@@ -298,4 +316,121 @@ int nvmlDeviceGetMigDeviceHandleByIndex(const char *device, unsigned int index, 
         return NOT_FOUND;
     *handle = handle_of(uuid);
     return SUCCESS;
+}
+
+/* Tell a number of an instance: the first or the second of its line. */
+static int number_of(const char *call, const char *device, int second, unsigned int *number)
+{
+    int failure = enter(call, device);
+    if (failure)
+        return failure;
+    for (int i = 0; i < line_count; i++) {
+        char name[LONGEST_UUID];
+        unsigned int gpu, compute;
+        if (sscanf(lines[i], "ids %95s %u %u", name, &gpu, &compute) == 3 &&
+            !strcmp(name, device)) {
+            *number = second ? compute : gpu;
+            return SUCCESS;
+        }
+    }
+    return NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetGpuInstanceId(const char *device, unsigned int *number)
+{
+    return number_of("nvmlDeviceGetGpuInstanceId", device, 0, number);
+}
+
+int nvmlDeviceGetComputeInstanceId(const char *device, unsigned int *number)
+{
+    return number_of("nvmlDeviceGetComputeInstanceId", device, 1, number);
+}
+
+int nvmlDeviceGetPciInfo_v3(const char *device, pci_info *info)
+{
+    int failure = enter("nvmlDeviceGetPciInfo", device);
+    if (failure)
+        return failure;
+    memset(info, 0, sizeof *info);
+    for (int i = 0; i < line_count; i++) {
+        char name[LONGEST_UUID], address[32];
+        if (sscanf(lines[i], "pci %95s %31s", name, address) == 2 && !strcmp(name, device)) {
+            strcpy(info->bus_id, address);
+            return SUCCESS;
+        }
+    }
+    return NOT_SUPPORTED;
+}
+
+/* There is one event set; it hears the cards in this table, and has told so many events. */
+static const void *heard[MOST_HANDLES];
+static int told;
+
+int nvmlEventSetCreate(void **set)
+{
+    int failure = enter("nvmlEventSetCreate", NULL);
+    *set = heard;
+    return failure;
+}
+
+int nvmlEventSetFree(void *set)
+{
+    int failure = enter("nvmlEventSetFree", NULL);
+    if (!failure)
+        memset(set, 0, sizeof heard);
+    return failure;
+}
+
+int nvmlDeviceGetSupportedEventTypes(const char *device, unsigned long long *types)
+{
+    *types = XID_EVENTS;
+    return enter("nvmlDeviceGetSupportedEventTypes", device);
+}
+
+int nvmlDeviceRegisterEvents(const char *device, unsigned long long types, void *set)
+{
+    int failure = enter("nvmlDeviceRegisterEvents", device);
+    if (failure)
+        return failure;
+    if (types != XID_EVENTS || set != heard)
+        return INVALID_ARGUMENT;
+    for (int i = 0; i < MOST_HANDLES; i++) {
+        if (!heard[i])
+            heard[i] = device;
+        if (heard[i] == device)
+            return SUCCESS;
+    }
+    return INVALID_ARGUMENT;
+}
+
+static int is_heard(const void *device)
+{
+    for (int i = 0; i < MOST_HANDLES; i++)
+        if (heard[i] == device)
+            return 1;
+    return 0;
+}
+
+int nvmlEventSetWait_v2(void *set, event_data *event, unsigned int milliseconds)
+{
+    int failure = enter("nvmlEventSetWait", NULL);
+    if (failure)
+        return failure;
+    if (set != heard)
+        return INVALID_ARGUMENT;
+    for (int i = 0, number = 0; i < line_count; i++) {
+        char uuid[LONGEST_UUID];
+        unsigned long long xid;
+        unsigned int gpu = -1U;
+        if (sscanf(lines[i], "event %95s %llu %u", uuid, &xid, &gpu) < 2 || number++ < told)
+            continue;
+        told = number;
+        void *device = handle_of(uuid);
+        if (!is_heard(device))
+            continue;
+        *event = (event_data){device, XID_EVENTS, xid, gpu, -1U};
+        return SUCCESS;
+    }
+    pause_for(milliseconds / 1e3);
+    return TIMEOUT;
 }

@@ -427,6 +427,8 @@ class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKi
     """`__supervise__` raised, went over its limit, or was cut off by the end of its actor."""
     FAILURE_KIND_OWNER_GONE: _FailureKind.ValueType  # 13
     """Whoever owned it is gone."""
+    FAILURE_KIND_DEVICE_FAILED: _FailureKind.ValueType  # 14
+    """Its card told an error that took the card, or its own program with it; the agent ended it."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """What kind of failure this is."""
@@ -459,6 +461,8 @@ FAILURE_KIND_SUPERVISE_RAISED: FailureKind.ValueType  # 12
 """`__supervise__` raised, went over its limit, or was cut off by the end of its actor."""
 FAILURE_KIND_OWNER_GONE: FailureKind.ValueType  # 13
 """Whoever owned it is gone."""
+FAILURE_KIND_DEVICE_FAILED: FailureKind.ValueType  # 14
+"""Its card told an error that took the card, or its own program with it; the agent ended it."""
 Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
 @_typing.final
@@ -560,6 +564,7 @@ class Device(_message.Message):
     LOCK_DOMAIN_ID_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     FOREIGN_FIELD_NUMBER: _builtins.int
+    SICK_REASON_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     """Unique within the worker: a GPU or MIG UUID, or `cpu:N`. Compared exactly."""
     kind: _builtins.str
@@ -576,6 +581,11 @@ class Device(_message.Message):
     """Two devices with one id here are one card seen by two agents: they share locks and a ledger."""
     reserved_bytes: _builtins.int
     """Reserved by the stages that this agent runs, starts or stops."""
+    sick_reason: _builtins.str
+    """Why it is sick: an error that its driver told, with its number. Nothing new goes there, and what
+    ran there has failed with DEVICE_FAILED. It lasts until its agent is started anew, which is to
+    happen after the card was reset. Empty where it is well. At most 255 characters.
+    """
     @_builtins.property
     def foreign(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignHolder]:
         """Whatever else holds memory of it, the largest first: strangers by pid, stages of other agents of
@@ -596,10 +606,11 @@ class Device(_message.Message):
         lock_domain_id: _builtins.str = ...,
         reserved_bytes: _builtins.int = ...,
         foreign: _abc.Iterable[Global___ForeignHolder] | None = ...,
+        sick_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes", "device_id", b"device_id", "foreign", b"foreign", "index", b"index", "kind", b"kind", "lock_domain_id", b"lock_domain_id", "model", b"model", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes", "device_id", b"device_id", "foreign", b"foreign", "index", b"index", "kind", b"kind", "lock_domain_id", b"lock_domain_id", "model", b"model", "reserved_bytes", b"reserved_bytes", "sick_reason", b"sick_reason", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__used_bytes: _TypeAlias = _typing.Literal["used_bytes"]  # noqa: Y015
     _WhichOneofArgType__used_bytes: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes"]  # noqa: Y015

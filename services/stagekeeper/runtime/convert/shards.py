@@ -77,6 +77,7 @@ def device_to_proto(device: Device) -> pb2.Device:
             )
             for it in device.foreign
         ],
+        sick_reason=device.sick_reason,
     )
 
 
@@ -94,6 +95,7 @@ def device_from_proto(message: pb2.Device) -> Device:
             ForeignHolder(it.pid, it.name, it.memory_bytes, WorkerId(it.worker_id))
             for it in message.foreign
         ),
+        sick_reason=message.sick_reason,
     )
 
 
