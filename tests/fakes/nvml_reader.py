@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from stagekeeper.agent.device_choice import parse_choice
 from stagekeeper.agent.devices import CardFault
 from stagekeeper.agent.kernel_log import KernelLog
@@ -151,6 +153,7 @@ async def _serve(deadline_s: float, devices: list[str]) -> None:
 
 def main() -> None:
     deadline_s, *devices = json.loads(sys.argv[1])
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asyncio.run(_serve(deadline_s, devices))
 
 
