@@ -28,6 +28,7 @@ class World:
         self.stages: list[Any] = []
         self.pids: dict[int, str] = {}
         self.listed: dict[DeviceId, frozenset[int]] = {}
+        self.by_the_next_look: dict[DeviceId, frozenset[int]] = {}
         self.sick: dict[DeviceId, str] = {}
         self.failed: list[tuple[str, str, str]] = []
         self.killed: list[str] = []
@@ -37,7 +38,7 @@ class World:
         )
         monkeypatch.setattr(card_faults, "kill_processes", self._kill)
         me: Any = self  # it stands in for the inventory, and for `Deaths`
-        self.faults = CardFaults(self.stages, me, me, self.owner)
+        self.faults = CardFaults(self.stages, me, me, self.owner, look_s=1.0)
 
     @property
     def by_id(self) -> dict[DeviceId, Device]:
@@ -47,6 +48,9 @@ class World:
 
     def listed_on(self, ids: Iterable[DeviceId]) -> dict[DeviceId, frozenset[int]]:
         return {it: self.listed.get(it, frozenset()) for it in ids}
+
+    async def look_again(self, within_s: float) -> None:
+        self.listed |= self.by_the_next_look
 
     def declare(self, stage: Any, kind: str, message: str, *, seen_by: str) -> None:
         stage.failure = message
@@ -109,25 +113,39 @@ async def test_error_of_a_program_ends_the_stage_whose_process_was_named(world):
 
 
 @pytest.mark.parametrize(
-    ("listed", "names"),
+    ("before", "after", "names"),
     [
-        ({1, 2}, ["a"]),  # all of them are its
-        ({1, 2, 3}, []),
-        ({1, 99}, []),
-        ({0}, []),  # of another pid namespace
-        (set(), []),  # nobody can tell
+        ({1, 2}, {1}, ["a"]),  # all of them are its
+        (set(), {1}, ["a"]),
+        ({1, 99}, {1}, []),  # a stranger met it, maybe, and ended of it
+        ({1}, {1, 99}, []),
+        ({0}, {0}, []),  # of another pid namespace
+        (set(), set(), []),  # nobody can tell
     ],
 )
 async def test_error_of_an_unnamed_program_ends_a_stage_that_is_alone_on_the_card(
-    world, listed, names
+    world, before, after, names
 ):
     world.stage("a", A, pids=(1, 2))
-    world.stage("b", A, pids=(3,))
-    world.listed[A] = frozenset(listed)
+    world.stage("elsewhere", B, pids=(3,))
+    world.listed[A] = frozenset(before)
+    world.by_the_next_look[A] = frozenset(after)
 
     world.faults.met(CardFault((A,), "XID 31"))
+    await asyncio.sleep(0)
 
     assert await ended(world) == names
+
+
+async def test_error_of_an_unnamed_program_ends_nobody_where_two_stages_have_the_card(world):
+    world.stage("a", A, pids=(1,))
+    world.stage("b", A)
+    world.listed[A] = frozenset({1})
+
+    world.faults.met(CardFault((A,), "XID 31"))
+    await asyncio.sleep(0)
+
+    assert await ended(world) == []
 
 
 # --- what a sick card is chosen for

@@ -290,11 +290,89 @@ def test_status_says_why_an_inventory_is_unknown_and_what_was_read_last():
 
     shown = "\n".join(line for table in text.tables for line in plain_lines(table))
     for expected in (
-        "inventory unknown: nvmlInit: Driver Not Loaded",
-        "last read: cpu:0: 1 GiB of 4 GiB reserved, 7 B used",
-        "GPU-1: its memory cannot be read, nothing new goes there; 1 GiB reserved",
+        "inventory unknown: nvmlInit: Driver Not Loaded; last read: 2 devices",
+        "cpu:0   agent-0  4 GiB    1 GiB     7 B      unknown  as last read; search/0/encoder",
+        "GPU-1   agent-0  unknown  1 GiB     unknown  unknown  as last read",
     ):
         assert expected in shown
+
+
+def gpus():
+    """A sick card that is shared, one of which nobody can tell who uses it, and an idle one."""
+    workers, deployments = cluster()
+    (worker,) = workers.workers
+    del worker.devices[:]
+    worker.devices.add(
+        device_id="GPU-1",
+        total_bytes=80 * GIB,
+        reserved_bytes=GIB,
+        used_bytes=4 * GIB,
+        sick_reason="XID 79 (it has fallen off the bus)",
+        foreign=[
+            types.ForeignHolder(pid=4711, name="python", memory_bytes=2 * GIB),
+            types.ForeignHolder(name="others (pids unknown)", memory_bytes=GIB),
+            types.ForeignHolder(
+                pid=5, name="m replica 0 stage a", memory_bytes=GIB, worker_id="w2"
+            ),
+        ],
+    )
+    worker.devices.add(device_id="MIG-2", total_bytes=20 * GIB)
+    worker.devices.add(device_id="GPU-3", total_bytes=80 * GIB, used_bytes=0)
+    record = deployments.deployments[0].replicas[0].shards[0].record
+    record.devices[0].device_id = "GPU-1"
+    record.devices[0].used_bytes = 2**29
+    return workers, deployments
+
+
+def test_status_has_each_card_with_what_is_reserved_measured_foreign_and_by_whom():
+    workers, deployments = gpus()
+
+    text = status_text("127.0.0.1:7070", workers, deployments)
+
+    assert plain_lines(text.tables[0])[1].split("  ")[-1].startswith("3 devices, 1 sick; silent")
+    assert plain_lines(text.tables[1]) == [
+        "DEVICE  WORKER   TOTAL   RESERVED  USED     FOREIGN  BY WHOM",
+        "GPU-1   agent-0  80 GiB  1 GiB     4 GiB    4 GiB    "
+        "SICK: XID 79 (it has fallen off the bus); search/0/encoder: 1 GiB, uses 512 MiB; "
+        "pid 4711 (python): 2 GiB; others (pids unknown): 1 GiB; "
+        "pid 5 (m replica 0 stage a): 1 GiB",
+        "MIG-2   agent-0  20 GiB  0 B       unknown  unknown  -",
+        "GPU-3   agent-0  80 GiB  0 B       0 B      0 B      -",
+    ]
+    # In a terminal no line is longer than it, for all that is to be said of one card.
+    lines = terminal_lines(text.tables[1], 100)
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 8
+
+
+def test_status_for_programs_has_the_same_of_each_card():
+    workers, deployments = gpus()
+
+    shown = json.loads(json.dumps(status_json("e", workers, deployments, [])))
+
+    sick, unknown, idle = shown["workers"][0]["devices"]
+    assert sick["sick_reason"] == "XID 79 (it has fallen off the bus)"
+    assert (sick["reserved_bytes"], sick["used_bytes"]) == (GIB, 4 * GIB)
+    assert sick["foreign_bytes"] == 4 * GIB
+    assert sick["stages"] == [
+        {
+            "deployment": "search",
+            "replica_index": 0,
+            "stage": "encoder",
+            "shard_index": 0,
+            "reserved_bytes": GIB,
+            "used_bytes": 2**29,
+        }
+    ]
+    assert sick["foreign"][0] == {
+        "pid": 4711,
+        "name": "python",
+        "memory_bytes": 2 * GIB,
+        "worker_id": None,
+    }
+    assert (sick["foreign"][1]["pid"], sick["foreign"][2]["worker_id"]) == (None, "w2")
+    assert (unknown["used_bytes"], unknown["foreign"]) == (None, [])
+    assert (idle["sick_reason"], idle["used_bytes"]) == (None, 0)
 
 
 def test_status_shows_state_reason_next_action_and_pids():
@@ -308,7 +386,7 @@ def test_status_shows_state_reason_next_action_and_pids():
         "silent for 12 s",
         "AGENT_UNREACHABLE at 127.0.0.1:4",
         "the record of pid 9 is damaged",
-        "cpu:0: 1 GiB of 4 GiB reserved, 7 B used",
+        "cpu:0   agent-0  4 GiB  1 GiB     7 B   0 B      search/0/encoder: 1 GiB",
         "search/0  PARTIAL  1/2",
         "stage ranker is missing; next: deploy again",
         "search/0/encoder",

@@ -36,7 +36,9 @@ def maybe(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 MODELS = st.builds(model.ModelInfo, TEXT, TEXT, tuples(TEXT))
-DEVICES = st.builds(model.Device, TEXT, TEXT, TEXT, U32, U64, TEXT, maybe(U64), U64)
+DEVICES = st.builds(
+    model.Device, TEXT, TEXT, TEXT, U32, U64, TEXT, maybe(U64), U64, sick_reason=TEXT
+)
 CLAIMS = st.builds(model.DeviceClaim, TEXT, U64, maybe(U64))
 ADDRESSES = st.builds(model.ShardAddress, TEXT, st.sampled_from(["grpc", "http"]), TEXT)
 ENDPOINTS = st.builds(model.EndpointInfo, TEXT, st.booleans(), st.booleans())

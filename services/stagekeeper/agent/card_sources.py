@@ -37,6 +37,7 @@ class CardSources:
     def __init__(self, settings: AgentSettings, host_id: str) -> None:
         choice = parse_choice(settings.devices)
         domain = f"{host_id}/{settings.worker_id}"
+        self._look_s = 2 * settings.device_deadline_s
         self._gpus: NvmlDevices | None = None
         self.all: list[DeviceSource] = [HostMemory(parse_devices(choice.slices, domain))]
         if choice.gpus is not None:
@@ -66,7 +67,7 @@ class CardSources:
         """Have what runs on a card fail with it, in a task of `owner` from now on."""
         if self._gpus is None:
             return
-        faults = CardFaults(stages, inventory, deaths, owner)
+        faults = CardFaults(stages, inventory, deaths, owner, look_s=self._look_s)
 
         def is_sick() -> None:
             inventory.refresh()

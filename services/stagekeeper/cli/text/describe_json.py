@@ -5,6 +5,7 @@ Decided here: names and shapes. Keys are added, never renamed or removed.
 
 from __future__ import annotations
 
+from stagekeeper.cli.text.cards import claims_by_card
 from stagekeeper.cli.text.describe import Answers
 from stagekeeper.cli.text.events import event_json
 from stagekeeper.cli.text.status_json import (
@@ -20,6 +21,7 @@ from stagekeeper.v1 import types_pb2 as types
 def describe_json(endpoint: str, answers: Answers) -> Json:
     """Make the whole document."""
     deployment, workers = answers.deployment, answers.workers
+    claims = claims_by_card([deployment])
     holding = {shard.worker_id for replica in deployment.replicas for shard in replica.shards}
     return {
         "supervisor": supervisor_json(endpoint, workers),
@@ -27,7 +29,7 @@ def describe_json(endpoint: str, answers: Answers) -> Json:
             **deployment_json(deployment),
             "spec": _spec(deployment.spec) if deployment.HasField("spec") else None,
         },
-        "workers": [worker_json(it) for it in workers.workers if it.worker_id in holding],
+        "workers": [worker_json(it, claims) for it in workers.workers if it.worker_id in holding],
         "failures": [failure_json(failure) for failure in answers.failures],
         "events": [event_json(event) for event in answers.events],
     }

@@ -1,4 +1,4 @@
-"""What `stagekeeper status` shows: the supervisor, workers, deployments, replicas, stages.
+"""What `stagekeeper status` shows: the supervisor, workers, cards, deployments, replicas, stages.
 
 Decided here: what is worth a column. Not decided here: how a table is drawn. Nothing is asked for:
 both lists are answers that the caller has.
@@ -11,6 +11,7 @@ from typing import Final
 
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import seconds, size
+from stagekeeper.cli.text.cards import cards_summary, cards_table
 from stagekeeper.cli.text.tables import Table, as_rows
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
@@ -35,6 +36,7 @@ def status_text(
     mode = states.mode(workers.mode, workers.hold_reason)
     tables = [
         _workers(workers),
+        cards_table(workers.workers, deployments.deployments),
         _deployments(deployments),
         _replicas(deployments),
         _stages(deployments),
@@ -75,31 +77,11 @@ def _workers(response: pb2.ListWorkersResponse) -> Table:
             states.worker_state(worker.state),
             str(worker.shard_count),
             worker.agent_address or "-",
-            "\n".join((*_devices(worker), *_worker_notes(worker))),
+            "\n".join((cards_summary(worker), *_worker_notes(worker))),
         )
         for worker in response.workers
     ]
     return Table(("WORKER", "STATE", "STAGES", "AGENT", "DEVICES"), as_rows(rows))
-
-
-def _devices(worker: pb2.Worker) -> list[str]:
-    cards = [device_text(device) for device in worker.devices]
-    if worker.inventory_unknown:
-        why = worker.inventory_reason or "the list could not be read"
-        return [f"inventory unknown: {why}", *(f"last read: {card}" for card in cards)]
-    return cards or ["none"]
-
-
-def device_text(device: types.Device) -> str:
-    """Write `cpu:0: 2 GiB of 4 GiB reserved, 1.2 GiB used`."""
-    if not device.total_bytes:
-        reserved = f"{size(device.reserved_bytes)} reserved"
-        return f"{device.device_id}: its memory cannot be read, nothing new goes there; {reserved}"
-    used = f", {size(device.used_bytes)} used" if device.HasField("used_bytes") else ""
-    return (
-        f"{device.device_id}: {size(device.reserved_bytes)} of {size(device.total_bytes)} "
-        f"reserved{used}"
-    )
 
 
 def _worker_notes(worker: pb2.Worker) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from stagekeeper.cli.text import states
+from stagekeeper.cli.text.cards import Claim, Claims, claims_by_card, foreign_bytes
 from stagekeeper.cli.text.times import utc_text
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
@@ -27,12 +28,13 @@ def status_json(
     failures: Sequence[types.Failure],
 ) -> Json:
     """Make the whole document."""
+    claims = claims_by_card(deployments.deployments)
     return {
         "supervisor": {
             **supervisor_json(endpoint, workers),
             "complete": workers.complete and deployments.complete,
         },
-        "workers": [worker_json(worker) for worker in workers.workers],
+        "workers": [worker_json(worker, claims) for worker in workers.workers],
         "deployments": [deployment_json(item) for item in deployments.deployments],
         "failures": [failure_json(failure) for failure in failures],
     }
@@ -52,8 +54,8 @@ def supervisor_json(endpoint: str, workers: pb2.ListWorkersResponse) -> Json:
     }
 
 
-def worker_json(worker: pb2.Worker) -> Json:
-    """Make the document of one worker."""
+def worker_json(worker: pb2.Worker, claims: Claims) -> Json:
+    """Make the document of one worker; `claims` tell who has what of its cards."""
     return {
         "worker_id": worker.worker_id,
         "state": states.worker_state(worker.state),
@@ -71,15 +73,42 @@ def worker_json(worker: pb2.Worker) -> Json:
         "inventory_reason": worker.inventory_reason or None,
         "notes": list(worker.notes),
         "devices": [
-            {
-                "device_id": device.device_id,
-                "kind": device.kind,
-                "model": device.model,
-                "total_bytes": device.total_bytes,
-                "used_bytes": _optional(device, "used_bytes"),
-                "reserved_bytes": device.reserved_bytes,
-            }
+            _device(device, claims.get((worker.worker_id, device.device_id), []))
             for device in worker.devices
+        ],
+    }
+
+
+def _device(device: types.Device, claims: Sequence[Claim]) -> Json:
+    return {
+        "device_id": device.device_id,
+        "kind": device.kind,
+        "model": device.model,
+        "index": device.index,
+        "total_bytes": device.total_bytes,
+        "used_bytes": _optional(device, "used_bytes"),
+        "reserved_bytes": device.reserved_bytes,
+        "foreign_bytes": foreign_bytes(device),
+        "sick_reason": device.sick_reason or None,
+        "stages": [
+            {
+                "deployment": it.deployment,
+                "replica_index": it.replica_index,
+                "stage": it.record.stage_name,
+                "shard_index": it.record.shard_index,
+                "reserved_bytes": it.claim.reserved_bytes,
+                "used_bytes": _optional(it.claim, "used_bytes"),
+            }
+            for it in claims
+        ],
+        "foreign": [
+            {
+                "pid": holder.pid or None,
+                "name": holder.name,
+                "memory_bytes": holder.memory_bytes,
+                "worker_id": holder.worker_id or None,
+            }
+            for holder in device.foreign
         ],
     }
 

@@ -40,6 +40,7 @@ _BAD: Final = frozenset(
         "GONE",
         "LOST",
         "PARTIAL",
+        "SICK",
         "STALLED",
         "SUPERSEDED",
         "UNREACHABLE",
