@@ -888,6 +888,20 @@ async def test_actors_of_an_owner_that_is_gone_end_in_the_processes_of_others(tr
     assert await beside.add.call_one(1, 2) == 3
 
 
+async def test_who_owns_actors_in_a_process_is_told_that_its_owner_ended_it(tree, procs):
+    ended = this_host().spawn_procs(1, name="ended")
+    manager = procs[0:1].spawn("manager", Manager)
+    await manager.spawn_in.call_one(ended)
+    guest = await manager.mesh.call_one(1)
+    await guest.add.call_one(1, 2)
+
+    assert (await ended.stop()).is_clean
+
+    told = await told_once(manager)
+    assert (told["kind"], told["name"], told["asked"]) == ("EXITED", "guest", True)
+    assert told["message"] == "ended[0] was ended by its owner, root"
+
+
 async def test_a_process_without_actors_is_the_owners_of_the_processes(tree):
     procs = this_host().spawn_procs(1, name="empty")
     worker = procs.spawn("worker", Worker)

@@ -66,6 +66,8 @@ def told(failure: MeshFailure) -> dict[str, Any]:
         "detected_by": failure.detected_by,
         "endpoint": failure.endpoint,
         "sender": failure.sender,
+        "message": failure.message,
+        "asked": failure.exit is not None and failure.exit.asked,
     }
 
 

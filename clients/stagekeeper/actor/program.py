@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
@@ -26,6 +27,7 @@ from stagekeeper.actor.failure_wire import failure_from_proto
 from stagekeeper.actor.hosting.actor_service import ActorService
 from stagekeeper.actor.hosting.connect import Connections, ConnectService
 from stagekeeper.actor.hosting.house import House
+from stagekeeper.actor.owning.ends import Ends
 from stagekeeper.actor.owning.procs import ProcPlaces
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
@@ -41,6 +43,9 @@ from stagekeeper.wire.entrypoint_patterns import is_allowed
 _log = logging.getLogger("stagekeeper.actor")
 
 DEFAULT_LEASE_S: Final = 3.0
+_MOST_STOPPED: Final = 100
+"""Meshes of processes that were stopped, and of whose ends others may still ask."""
+
 _SERVICES: Final = (
     actor_service_pb2.DESCRIPTOR.services_by_name["ActorService"].full_name,
     stage_service_pb2.DESCRIPTOR.services_by_name["StageService"].full_name,
@@ -115,6 +120,7 @@ class Program:
         )
         self._memory_kills: RecentKills | None = None
         self._meshes: dict[str, Any] = {}
+        self._ends_of_stopped: OrderedDict[str, Ends] = OrderedDict()
         self._references: WeakValueDictionary[str, ReferenceKeeper] = WeakValueDictionary()
         self._server: Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -196,9 +202,25 @@ class Program:
         """Answer for a mesh from now on."""
         self._meshes[mesh.mesh_id] = mesh
 
-    def forget(self, mesh_id: str) -> None:
-        """The mesh was stopped."""
+    def forget(self, mesh_id: str, ends: Ends | None = None) -> None:
+        """The mesh was stopped; whoever asks how a process of it ended is told by `ends`."""
         self._meshes.pop(mesh_id, None)
+        if ends is not None:
+            self._ends_of_stopped[mesh_id] = ends
+            if len(self._ends_of_stopped) > _MOST_STOPPED:
+                self._ends_of_stopped.popitem(last=False)
+
+    async def end_in(self, mesh_id: str, ended_id: str) -> MeshFailure | None:
+        """Say how an actor or a process of a mesh ended, also of one that was stopped since.
+
+        Raises:
+            LookupError: this process owns no such mesh.
+        """
+        mesh = self._meshes.get(mesh_id)
+        if mesh is not None:
+            end: MeshFailure | None = await mesh.end_of_id(ended_id)
+            return end
+        return await self._ends_of_stopped[mesh_id].of(ended_id)
 
     def reference_keeper(self, mesh_id: str, name: str, size: int, owner: Place) -> ReferenceKeeper:
         """Return what keeps a mesh of another process up to date: one for all references to it."""

@@ -6,7 +6,7 @@ Decided here: nothing but who may ask. Invariant: a request that is refused has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
@@ -43,10 +43,6 @@ class OwnedPlaces(Protocol):
         """Return where its ranks are, once each is up or has failed."""
         ...
 
-    async def end_of_id(self, ended_id: str) -> MeshFailure | None:
-        """Return how an actor or a process ended; waits a moment for the news of it."""
-        ...
-
     async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None:
         """Put new processes in the places of these; of a mesh of processes only.
 
@@ -60,6 +56,14 @@ class Meshes(Protocol):
     """The meshes that this process owns."""
 
     def owned(self, mesh_id: str) -> OwnedPlaces | None: ...
+
+    async def end_in(self, mesh_id: str, ended_id: str) -> MeshFailure | None:
+        """Return how an actor or a process ended; waits a moment for the news of it.
+
+        Raises:
+            LookupError: there is no such mesh.
+        """
+        ...
 
 
 class ActorService(ActorServiceServicer):
@@ -109,10 +113,14 @@ class ActorService(ActorServiceServicer):
         return await self._house.stop(request)
 
     async def GetMesh(self, request: pb.GetMeshRequest, context: Context) -> pb.GetMeshResponse:
-        mesh = await self._mesh(request, context, mesh_problems(request))
         if not request.ended_id:
+            mesh = await self._mesh(request, context, mesh_problems(request))
             return pb.GetMeshResponse(places=await mesh.places())
-        end = await mesh.end_of_id(request.ended_id)
+        await self._check(request, context, mesh_problems(request))
+        try:
+            end = await self._meshes.end_in(request.mesh_id, request.ended_id)
+        except LookupError:
+            await _refuse_unknown(request.mesh_id, context)
         return pb.GetMeshResponse(end=None if end is None else failure_to_proto(end))
 
     async def RespawnProcs(
@@ -156,11 +164,15 @@ class ActorService(ActorServiceServicer):
         await self._check(request, context, problems)
         mesh = self._meshes.owned(request.mesh_id)
         if mesh is None:
-            await refuse(
-                context,
-                grpc.StatusCode.NOT_FOUND,
-                "MESH_UNKNOWN",
-                f"this process owns no mesh {request.mesh_id:.64}: it was stopped, or never here",
-            )
-            raise AssertionError("refuse returned")
+            await _refuse_unknown(request.mesh_id, context)
         return mesh
+
+
+async def _refuse_unknown(mesh_id: str, context: Context) -> NoReturn:
+    await refuse(
+        context,
+        grpc.StatusCode.NOT_FOUND,
+        "MESH_UNKNOWN",
+        f"this process owns no mesh {mesh_id:.64}: it was stopped, or never here",
+    )
+    raise AssertionError("refuse returned")

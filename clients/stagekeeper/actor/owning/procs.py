@@ -9,6 +9,7 @@ owner's end at the latest, with all that it started.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 import uuid
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _LEAST_END_S: Final = 1.0
 """What a process whose actors have ended gets for its own end, whatever they left of the budget."""
 
+
+_ENDINGS: Final = (signal.SIGTERM, signal.SIGKILL)
+"""By what an owner ends a process."""
 
 UNCONFIRMED: Final = "owner"
 """Who says that a process has ended when only its owner says so, since nobody else answers."""
@@ -215,6 +219,13 @@ class ProcMeshControl:
             kind = FailureKind.SIGNALED
         elif end.exit is not None and end.exit.code is not None:
             kind = FailureKind.EXITED
+        exit_info, message = end.exit, end.message
+        if slot.is_asked and exit_info is not None:
+            # Those who own actors in it did not ask: to them it is a failure.
+            exit_info = replace(exit_info, asked=True)
+            if exit_info.code == 0 or exit_info.signal in _ENDINGS:
+                name = f"{self.mesh_name}[{slot.index}]"
+                message = f"{name} was ended by its owner, {self._scope.identity.name}"
         return MeshFailure(
             id=failure_id(slot.instance_id, "end"),
             kind=kind,
@@ -223,8 +234,8 @@ class ProcMeshControl:
             ranks=(slot.index,),
             incarnations=(slot.incarnation,),
             instance_id=slot.instance_id,
-            message=end.message,
-            exit=end.exit,
+            message=message,
+            exit=exit_info,
             detected_by=end.detected_by,
             detect_time=seen_now(),
             pid=place.pid,
@@ -362,7 +373,7 @@ class ProcMeshControl:
             (report.clean if is_clean else report.unreachable).append(slot.index)
         await self._source.close()
         self._scope.remove(self)
-        self._program.forget(self.mesh_id)
+        self._program.forget(self.mesh_id, self._ends)
         return report
 
     async def _end(self, slot: _Slot, budget_s: float) -> bool:

@@ -62,7 +62,8 @@ class ActorServiceStub:
     """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
     or how one of its actors ended, as soon as that is known.
 
-    Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped.
+    Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped; how
+    a process of one that was stopped ended is still told for a while.
     """
     RespawnProcs: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.RespawnProcsRequest, _actor_service_pb2.RespawnProcsResponse]
     """Has the owner of a mesh of processes put new ones in the places of those that ended. A place whose
@@ -105,7 +106,8 @@ class ActorServiceAsyncStub(ActorServiceStub):
     """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
     or how one of its actors ended, as soon as that is known.
 
-    Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped.
+    Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped; how
+    a process of one that was stopped ended is still told for a while.
     """
     RespawnProcs: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.RespawnProcsRequest, _actor_service_pb2.RespawnProcsResponse]  # type: ignore[assignment]
     """Has the owner of a mesh of processes put new ones in the places of those that ended. A place whose
@@ -163,7 +165,8 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
         or how one of its actors ended, as soon as that is known.
 
-        Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped.
+        Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped; how
+        a process of one that was stopped ended is still told for a while.
         """
 
     @_abc_1.abstractmethod
