@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -900,6 +901,12 @@ async def test_who_owns_actors_in_a_process_is_told_that_its_owner_ended_it(tree
     told = await told_once(manager)
     assert (told["kind"], told["name"], told["asked"]) == ("EXITED", "guest", True)
     assert told["message"] == "ended[0] was ended by its owner, root"
+    # Whoever asks late is told the same.
+    control: Any = ended._procs
+    end = await tree.program.end_in(control.mesh_id, control.instance_id_of(0))
+    assert end is not None and end.exit is not None and end.exit.asked
+    with pytest.raises(LookupError):
+        await tree.program.end_in("no mesh", "no process")
 
 
 async def test_a_process_without_actors_is_the_owners_of_the_processes(tree):

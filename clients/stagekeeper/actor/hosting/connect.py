@@ -188,6 +188,12 @@ async def _refuse_call(context: Context) -> None:
     )
 
 
+def _is_read(task: asyncio.Task[Any]) -> None:
+    """Take what ended a reader or writer: the stream is over, and how is nobody's news."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _too_many(request: pb.ConnectRequest) -> list[Problem]:
     count = len(request.frames)
     if count <= MOST_FRAMES:
@@ -218,6 +224,7 @@ class _Connection:
         )
         self.outbox.put(pb.Frame(hello=own))
         writing = asyncio.create_task(self.outbox.run(self._write), name="connect writer")
+        reading: asyncio.Task[list[Problem]] | None = None
         self._session.attach(self.outbox)
         try:
             self._heard(first.frames[1:])
@@ -230,7 +237,10 @@ class _Connection:
         finally:
             self._give_up()
             self.outbox.close()
-            writing.cancel()
+            for task in (writing, reading):
+                if task is not None:
+                    task.cancel()
+                    task.add_done_callback(_is_read)
             self._session.detach(self.outbox)
 
     async def _write(self, frames: list[pb.Frame]) -> None:
