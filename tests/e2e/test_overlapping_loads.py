@@ -31,7 +31,9 @@ async def left_bytes(client: Client, name: str) -> list[int]:
     return [await client.call(name, "left", stage=stage) for stage in ("one", "two")]
 
 
-async def test_loads_overlap_and_each_stage_measures_what_it_would_alone(cluster: Cluster) -> None:
+async def test_startup_1_recovery_R52_loads_overlap_and_each_stage_measures_what_it_would_alone(
+    cluster: Cluster,
+) -> None:
     """startup-1 and recovery-R52, with `overlap_loads`."""
     await cluster.start_supervisor()
     await cluster.start_agent(devices=["cpu:0=2GiB"])

@@ -108,7 +108,9 @@ async def test_stage_that_cannot_answer_is_adopting_and_then_ready(overseer, hom
     await caller.close()
 
 
-async def test_stage_that_ended_meanwhile_is_failed_and_its_children_are_ended(overseer, home):
+async def test_recovery_U13_R14_stage_that_ended_meanwhile_is_failed_and_its_children_are_ended(
+    overseer, home
+):
     """startup-24, recovery-U13, recovery-R14"""
     agent = await first_life(home, overseer)
     await overseer.bring_up(plan(stage("a", "sample_stages:Family", device="cpu:0")))
@@ -228,7 +230,7 @@ async def test_call_within_the_budget_of_a_stop_is_answered_though_the_agent_die
     await caller.close()
 
 
-async def test_process_that_was_not_recorded_is_never_touched(overseer, home):
+async def test_recovery_R49_process_that_was_not_recorded_is_never_touched(overseer, home):
     """recovery-R49 (unrelated children survive), law L8"""
     with a_stranger() as stranger:
         agent = await first_life(home, overseer)

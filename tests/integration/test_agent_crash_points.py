@@ -79,7 +79,7 @@ async def killed_at(
 
 
 @pytest.mark.parametrize("point", [*POINTS, "intent-written#2", "spawned#3", "stop-gone#2"])
-async def test_killed_at_a_point_nothing_is_left_unsettled(
+async def test_recovery_R49_U13_killed_at_a_point_nothing_is_left_unsettled(
     overseer: Overseer, home: AgentHome, point: str
 ) -> None:
     """recovery-R49, recovery-R12, recovery-U12, recovery-U13"""

@@ -276,7 +276,7 @@ async def test_start_that_was_admitted_goes_on_while_the_driver_hangs(nvml, over
     assert outcome.state == types_pb2.OPERATION_STATE_STARTED
 
 
-async def test_stages_see_their_own_cards_and_no_others(nvml, overseer, home):
+async def test_startup_21_stages_see_their_own_cards_and_no_others(nvml, overseer, home):
     """startup-21: the id of a MIG instance is one like others, and is passed on as it is."""
     mig = "MIG-7c0ffee"
     nvml.card(A)

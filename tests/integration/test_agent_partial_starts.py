@@ -239,7 +239,9 @@ async def test_urgent_cancellation_ends_at_once_what_an_earlier_one_let_finish(
 # --- the report of a rollback
 
 
-async def test_rollback_tells_what_was_up_how_it_ended_and_the_memory(overseer, home, agent):
+async def test_startup_36_rollback_tells_what_was_up_how_it_ended_and_the_memory(
+    overseer, home, agent
+):
     """startup-36: the report shows the difference"""
     p = plan(
         stage("kind", device="cpu:0"),

@@ -237,7 +237,7 @@ async def test_port_that_changed_in_place_is_followed(tmp_path):  # R23
         assert await client.call("m", "run", timeout=20) == "new"
 
 
-async def test_failed_shard_is_told_to_callers_with_its_reason(tmp_path):  # U14
+async def test_recovery_U14_failed_shard_is_told_to_callers_with_its_reason(tmp_path):  # U14
     async with (
         reigns(tmp_path) as supervisor,
         _stages("i0") as (stage,),

@@ -73,7 +73,7 @@ async def test_writer_goes_before_readers_that_come_later(users):
     assert float(await later.answer("had")) >= writer_freed
 
 
-async def test_killed_holder_and_the_child_it_forked_keep_nothing(users):
+async def test_recovery_R53_killed_holder_and_the_child_it_forked_keep_nothing(users):
     """recovery-R53: a lock that a fork inherits would live on, under the name of a dead process."""
     holder, next_one = await users.start("holder", "next")
     await holder.holds("alone", "MEASURE")
@@ -90,7 +90,9 @@ async def test_killed_holder_and_the_child_it_forked_keep_nothing(users):
         os.kill(child, signal.SIGKILL)
 
 
-async def test_wait_without_progress_of_the_holder_fails_and_names_it(users, tmp_path):
+async def test_startup_10_recovery_R50_wait_without_progress_of_the_holder_fails_and_names_it(
+    users, tmp_path
+):
     """recovery-R50, startup-10: after the limit comes a failure, never work without the lock."""
     (holder,) = await users.start("stage talker of demo/0")
     await holder.holds("alone", "MEASURE")
@@ -205,7 +207,7 @@ async def test_replaced_file_is_noticed_by_those_who_waited_for_the_old_one(user
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's file needs root to be made")
-def test_file_of_another_user_is_refused_with_what_to_do(tmp_path):
+def test_startup_34_file_of_another_user_is_refused_with_what_to_do(tmp_path):
     """startup-34."""
     tmp_path.chmod(0o1777)
     for folder in (tmp_path, *tmp_path.parents):

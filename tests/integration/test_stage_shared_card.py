@@ -51,7 +51,9 @@ async def up(stage: StageProcess) -> int:
     return left
 
 
-async def test_stages_started_together_get_what_a_serial_start_gives_them(tmp_path):
+async def test_startup_1_32_recovery_R52_stages_started_together_get_what_a_serial_start_gives_them(
+    tmp_path,
+):
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(on_card(tmp_path, "one", card="serial"))
         serial = [await up(first)]
@@ -74,7 +76,9 @@ async def test_stages_started_together_get_what_a_serial_start_gives_them(tmp_pa
     assert overlaps(measured, windows(card, "ALLOCATE")) == 0
 
 
-async def test_stage_whose_lock_is_held_elsewhere_fails_and_names_the_holder(tmp_path):
+async def test_startup_10_stage_whose_lock_is_held_elsewhere_fails_and_names_the_holder(
+    tmp_path,
+):
     """recovery-R50, startup-10: it never goes on without the lock."""
     (tmp_path / "locks").mkdir()
     async with lock_user(tmp_path / "locks", "stage other of demo/0", DOMAIN) as holder:

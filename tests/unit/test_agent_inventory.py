@@ -233,6 +233,17 @@ async def test_what_strangers_hold_is_told_when_it_has_moved_by_much_and_not_aga
         assert (told(world), world.changes) == ([], changes + 2)
 
 
+async def test_startup_2_memory_that_a_neighbour_frees_is_noted_and_given_to_the_next():
+    """The start that measures meanwhile goes on: `test_stage_memory_account` has its peak."""
+    half = start(MemoryNeed(utilization=0.5), A)
+    async with World(card(A, 10 * GIB, 7 * GIB, (CardProcess(os.getpid(), 7 * GIB),))) as world:
+        assert refusal(world.ledger, half).reason is Reason.ADMISSION_REFUSED
+        await world.find(card(A, 10 * GIB))
+
+        world.ledger.admit([half])
+        assert world.inventory.report(()).devices[0].foreign == ()
+
+
 async def test_what_strangers_hold_is_told_every_few_seconds_at_most():
     clock = VirtualClock()
     figures = ForeignFigures(WorkerId("w"), clock)

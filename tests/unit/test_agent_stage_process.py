@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +13,11 @@ from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.core.states import Phase, ShardState
+from stagekeeper.host.process import ProcessHandle, identity_of
 from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.v1 import types_pb2
 from tests.fakes.held_stage import Held
+from tests.harness.waiting import wait_for
 
 
 @pytest.fixture
@@ -131,6 +136,43 @@ async def test_idle_stage_that_answers_is_neither_busy_nor_stalled(looked_at):
     assert held.stage.state is ShardState.READY
     assert held.stage.shard.busy_for_s is None
     assert 20 <= link.question_count <= 40  # not with every look
+
+
+def waits(code: str, log: Path) -> subprocess.Popen[str]:
+    """A process that waits for a signal, once it has run this code; `log` has its stderr."""
+    program = f"import faulthandler, signal; {code} print('up', flush=True); signal.pause()"
+    with log.open("w") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=file, text=True
+        )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    return child
+
+
+async def test_recovery_R47_stalled_stage_says_where_its_stacks_are(looked_at, tmp_path):
+    """And one that has no handler for that is not ended by the asking."""
+    held, _, look = looked_at
+    log = tmp_path / "log"
+    reasons = []
+    for code in ("faulthandler.register(signal.SIGUSR1);", ""):
+        child = waits(code, log)
+        identity = identity_of(child.pid)
+        assert identity is not None
+        held.stage.handle = ProcessHandle.open(identity)
+        held.stage.shows_life()
+        for seconds in (6.0, 1.0, 1.0, 30.0):
+            await look(seconds)
+        assert held.stage.state is ShardState.STALLED
+        reasons.append(held.stage.shard.state_reason)
+        if code:
+            await wait_for(lambda: "File" in log.read_text(), "the stacks are there")
+        assert child.poll() is None
+        child.kill()
+        child.wait()
+
+    assert reasons[0].endswith("; the stacks of its threads are in its log")
+    assert reasons[1].endswith(" s")
 
 
 async def test_stage_that_cannot_answer_is_busy_then_stalled_then_ready_again(looked_at):

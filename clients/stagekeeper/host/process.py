@@ -111,6 +111,16 @@ def environment_holds(pid: int, name: str, value: str) -> bool | None:
     return f"{name}={value}".encode() in environment if environment else None
 
 
+def catches_signal(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler of its own for a signal; False where nobody tells."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line for line in lines if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def environment_value(pid: int, name: str) -> str | None:
     """Return with what value of a variable a process was started; None without, or unreadable."""
     prefix = f"{name}=".encode()

@@ -12,6 +12,7 @@ Invariant: a stage that answers is never STALLED.
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Final
 
 import structlog
@@ -19,6 +20,7 @@ import structlog
 from stagekeeper.agent.control_link import LinkError
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.states import ShardState
+from stagekeeper.host.process import catches_signal
 from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock
 
@@ -63,9 +65,10 @@ class Liveness:
         stage.update(busy_for_s=busy_for_s if busy_for_s >= self._busy_after_s else None)
         if stage.state is ShardState.READY and is_mute and silent_for_s >= self._stall_after_s:
             _log.warning("a stage is STALLED", stage=str(stage), silent_for_s=round(silent_for_s))
+            dumped = "; the stacks of its threads are in its log" if _dumps_stacks(stage) else ""
             stage.move(
                 ShardState.STALLED,
-                state_reason=f"it has shown no sign of life for {silent_for_s:.0f} s",
+                state_reason=f"it has shown no sign of life for {silent_for_s:.0f} s{dumped}",
             )
 
     async def _ask(self, stage: StageProcess) -> None:
@@ -82,3 +85,11 @@ class Liveness:
         finally:
             stage.question_is_open = False
             stage.looks_without_answer = 0
+
+
+def _dumps_stacks(stage: StageProcess) -> bool:
+    """Have a stage write where its threads are, if it listens: the signal would end another one."""
+    handle = stage.handle
+    if handle is None or not catches_signal(handle.pid, signal.SIGUSR1):
+        return False
+    return handle.send(signal.SIGUSR1)
