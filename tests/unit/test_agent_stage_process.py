@@ -140,7 +140,7 @@ async def test_idle_stage_that_answers_is_neither_busy_nor_stalled(looked_at):
 
 def waits(code: str, log: Path) -> subprocess.Popen[str]:
     """A process that waits for a signal, once it has run this code; `log` has its stderr."""
-    program = f"import faulthandler, signal; {code} print('up', flush=True); signal.pause()"
+    program = f"import faulthandler, signal, time; {code} print('up', flush=True); time.sleep(600)"
     with log.open("w") as file:
         child = subprocess.Popen(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=file, text=True
