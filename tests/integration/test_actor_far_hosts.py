@@ -20,7 +20,7 @@ from stagekeeper.actor import Died
 from stagekeeper.actor.connection.link import Link
 from stagekeeper.actor.failure import ExitInfo, FailureKind
 from stagekeeper.actor.hosts import HostMesh
-from stagekeeper.actor.owning.procs import ProcEnd
+from stagekeeper.actor.owning.proc_places import ProcEnd
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.program import Program
 from stagekeeper.client.errors import CallLost

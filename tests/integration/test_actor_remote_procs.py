@@ -18,7 +18,7 @@ import pytest
 from stagekeeper.actor.cluster_hosts import AgentHost, hosts_of
 from stagekeeper.actor.failure import ExitInfo
 from stagekeeper.actor.owning import remote_procs
-from stagekeeper.actor.owning.actor_mesh import ProcFailed
+from stagekeeper.actor.owning.proc_places import ProcFailed
 from stagekeeper.actor.owning.remote_procs import RemoteProc, RemoteProcSource
 from stagekeeper.client import NotFound, Unavailable
 from stagekeeper.core.errors import Reason, Refused

@@ -20,15 +20,13 @@ from stagekeeper.actor.entrypoint import entrypoint_of
 from stagekeeper.actor.errors import Died, MeshError, NotOwner, NotSendable
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.mesh import ActorMesh
-from stagekeeper.actor.owning.actor_mesh import (
-    ActorMeshControl,
-    ProcFailed,
-    SpawnPlan,
-)
+from stagekeeper.actor.owning.actor_mesh import ActorMeshControl
 from stagekeeper.actor.owning.local_procs import LocalProcSource
+from stagekeeper.actor.owning.proc_places import ProcFailed, ProcPlaces, ProcSource
 from stagekeeper.actor.owning.proc_views import ProcReference, ProcSlice
-from stagekeeper.actor.owning.procs import ProcMeshControl, ProcPlaces, ProcSource
+from stagekeeper.actor.owning.procs import ProcMeshControl
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
+from stagekeeper.actor.owning.spawn_plan import SpawnPlan
 from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.program import Program, current_program

@@ -28,7 +28,7 @@ from stagekeeper.actor.hosting.actor_service import ActorService
 from stagekeeper.actor.hosting.connect import Connections, ConnectService
 from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.owning.ends import Ends
-from stagekeeper.actor.owning.procs import ProcPlaces
+from stagekeeper.actor.owning.proc_places import ProcPlaces
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
 from stagekeeper.actor.place import Place

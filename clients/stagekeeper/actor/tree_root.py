@@ -26,7 +26,7 @@ from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
 from stagekeeper.actor.identity import ActorIdentity
-from stagekeeper.actor.owning.procs import is_unconfirmed
+from stagekeeper.actor.owning.proc_places import is_unconfirmed
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
 from stagekeeper.actor.program import (
     DEFAULT_LEASE_S,

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -23,23 +23,21 @@ from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.ends import Ends
+from stagekeeper.actor.owning.proc_places import ProcFailed
+from stagekeeper.actor.owning.rank_stops import GONE, GRACE_S, RankStops
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
+from stagekeeper.actor.owning.spawn_plan import SpawnPlan, spawn_request
 from stagekeeper.actor.owning.stop_report import StopReport, Unrun
-from stagekeeper.actor.place import Place, place_to_proto
+from stagekeeper.actor.place import place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
-from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import describe
 
 if TYPE_CHECKING:
-    from stagekeeper.actor.owning.procs import ProcPlaces
+    from stagekeeper.actor.owning.proc_places import ProcPlaces
     from stagekeeper.actor.owning.scope import Scope
     from stagekeeper.actor.program import Program
 
 _log = logging.getLogger("stagekeeper.actor")
-
-_GRACE_S = 1.5
-"""What an answer may take beyond the budget: a second for `__cleanup__`, and the way."""
-
 
 _NEVER_ASKED = (
     FailureKind.BROADCAST_RAISED,
@@ -47,19 +45,6 @@ _NEVER_ASKED = (
     FailureKind.SUPERVISE_RAISED,
 )
 """What a stop does not ask for: errors that nobody else is told of."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnPlan:
-    """What every incarnation of a rank is made from."""
-
-    name: str
-    entrypoint: str
-    main_path: str
-    arguments: Payload
-    is_group: bool = False
-    stall_after_s: float = 0.0
-    max_in_flight: int = 0
 
 
 class ActorMeshControl:
@@ -81,6 +66,7 @@ class ActorMeshControl:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts: list[asyncio.Task[None]] = []
         self._ends = Ends()
+        self._stops = RankStops(program)
         self._respawns = asyncio.Lock()
 
     @property
@@ -108,7 +94,13 @@ class ActorMeshControl:
             place = await self._procs.place(rank.rank)
             link = self._program.links.to(place)
             await link.connected()
-            request = self._request(rank, actor_id, place.instance_id)
+            request = spawn_request(
+                self.plan,
+                identity,
+                token=self._program.token,
+                session_id=self._program.instance_id,
+                instance_id=place.instance_id,
+            )
             rank.actor_id = actor_id
             rank.place = place
             response = await link.actors.SpawnActor(request)
@@ -138,26 +130,6 @@ class ActorMeshControl:
                 return self._of_process(rank, end)
         text = describe(error).message if isinstance(error, grpc.RpcError) else str(error)
         return failure_of(identity, FailureKind.INIT_RAISED, text, detected_by="spawn")
-
-    def _request(self, rank: ActorRank, actor_id: str, instance_id: str) -> pb.SpawnActorRequest:
-        plan = self.plan
-        return pb.SpawnActorRequest(
-            token=self._program.token,
-            instance_id=instance_id,
-            session_id=self._program.instance_id,
-            actor_id=actor_id,
-            entrypoint=plan.entrypoint,
-            main_path=plan.main_path,
-            arguments=plan.arguments,
-            mesh_id=self.mesh_id,
-            mesh_name=plan.name,
-            rank=rank.rank,
-            size=len(self.ranks),
-            owner_path=self._scope.identity.path,
-            incarnation=rank.incarnation,
-            stall_after_s=plan.stall_after_s,
-            max_in_flight=plan.max_in_flight,
-        )
 
     def _identity(self, rank: ActorRank, actor_id: str) -> ActorIdentity:
         return ActorIdentity(
@@ -370,15 +342,7 @@ class ActorMeshControl:
         """Stop a rank, or wait for the end of one that has failed; None: no answer."""
         if rank.state is RankState.UP:
             return await self._stop_rank(rank, 0.0, None)
-        link = None if rank.place is None else self._program.links.existing(rank.place.instance_id)
-        if rank.place is None or link is None or link.is_silent:
-            return None
-        try:
-            request = self._stop_request(rank, rank.place, 0.0)
-            answer: pb.StopActorResponse = await link.actors.StopActor(request, timeout=_GRACE_S)
-        except (grpc.RpcError, ConnectionError):
-            return None  # its process has ended, or its cleanup takes long
-        return answer
+        return None if rank.place is None else await self._stops.end_of_failed(rank, rank.place)
 
     # --- stop
 
@@ -398,7 +362,7 @@ class ActorMeshControl:
 
     async def _stop(self, budget_s: float, failure: MeshFailure | None) -> StopReport:
         report = StopReport()
-        limit_s = budget_s + _GRACE_S
+        limit_s = budget_s + GRACE_S
         waiting = [rank for rank in self.ranks if rank.state is RankState.WAITING]
         if waiting:
             done = asyncio.ensure_future(self.settled(waiting))
@@ -444,36 +408,14 @@ class ActorMeshControl:
         """Stop one rank; None when it had failed, or does not answer in time."""
         if rank.place is None or rank.state is not RankState.UP:
             return None
-        request = self._stop_request(rank, rank.place, budget_s)
-        if failure is not None:
-            request.failure.CopyFrom(failure_to_proto(failure))
-        link = self._program.links.existing(rank.place.instance_id)
-        try:
-            if link is not None:
-                # Who was silent for a whole lease is not waited for like one who works.
-                answers_in_s = 0.0 if link.is_silent else budget_s
-                response: pb.StopActorResponse = await link.actors.StopActor(
-                    request, timeout=answers_in_s + _GRACE_S
-                )
-                return response
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return None
-        except ConnectionError:
-            pass
-        # Its process is gone, and the news of how it ended is on the way.
-        end = await self._procs.end_of(rank.place)
-        if end is not None and rank.failure is None:
-            self._failed(rank, self._of_process(rank, end))
-        return None
-
-    def _stop_request(self, rank: ActorRank, place: Place, budget_s: float) -> pb.StopActorRequest:
-        return pb.StopActorRequest(
-            token=self._program.token,
-            instance_id=place.instance_id,
-            actor_id=rank.actor_id,
-            budget_s=budget_s,
-        )
+        answer = await self._stops.stop(rank, rank.place, budget_s, failure)
+        if answer is GONE:
+            # Its process is gone, and the news of how it ended is on the way.
+            end = await self._procs.end_of(rank.place)
+            if end is not None and rank.failure is None:
+                self._failed(rank, self._of_process(rank, end))
+            return None
+        return answer
 
     async def end_of_id(self, ended_id: str) -> MeshFailure | None:
         """Return how one actor ended; waits a moment for the news of it."""
@@ -508,11 +450,3 @@ class ActorMeshControl:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
-
-
-class ProcFailed(Exception):
-    """The process that a rank was to be in is not there; `failure` says why."""
-
-    def __init__(self, failure: MeshFailure) -> None:
-        super().__init__(failure.summary)
-        self.failure = failure

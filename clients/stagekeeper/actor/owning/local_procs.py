@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
-from stagekeeper.actor.owning.actor_mesh import ProcFailed
-from stagekeeper.actor.owning.procs import ProcEnd
+from stagekeeper.actor.owning.proc_places import ProcEnd, ProcFailed
 from stagekeeper.actor.place import Place
 from stagekeeper.host.oom import RecentKills
 from stagekeeper.host.proc_launch import (

@@ -12,8 +12,7 @@ import grpc
 
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto
-from stagekeeper.actor.owning.actor_mesh import ProcFailed
-from stagekeeper.actor.owning.procs import ProcPlaces
+from stagekeeper.actor.owning.proc_places import ProcFailed, ProcPlaces
 from stagekeeper.actor.place import Place, place_from_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 

@@ -1,4 +1,4 @@
-"""Meshes of processes: those that this process owns, and references to those of others.
+"""A mesh of processes, for its owner: start them, see their ends, replace them, stop them.
 
 Decided here: when the end of a process is a failure, who hears of it, and that a place gets a new
 process only when the old one is gone. Not decided here: how one is started; a `ProcSource` does
@@ -13,17 +13,24 @@ import signal
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from stagekeeper.actor.failing import seen_now
-from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
+from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
-from stagekeeper.actor.owning.actor_mesh import ProcFailed
 from stagekeeper.actor.owning.ends import Ends
+from stagekeeper.actor.owning.proc_places import (
+    UNCONFIRMED,
+    ProcEnd,
+    ProcFailed,
+    ProcSource,
+    StartedProc,
+    is_unconfirmed,
+)
 from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
@@ -38,95 +45,6 @@ _LEAST_END_S: Final = 1.0
 
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGKILL)
 """By what an owner ends a process."""
-
-UNCONFIRMED: Final = "owner"
-"""Who says that a process has ended when only its owner says so, since nobody else answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcEnd:
-    """How a process ended, as far as is known.
-
-    Attributes:
-        detected_by: who says so: `pidfd`, `agent`, `lease` (nobody could be asked for so long), or
-            UNCONFIRMED.
-        is_late: it was not up within the limit of a start, and was killed for that.
-    """
-
-    exit: ExitInfo | None
-    detected_by: str
-    message: str = ""
-    last_log_lines: tuple[str, ...] = ()
-    is_late: bool = False
-
-
-def is_unconfirmed(failure: MeshFailure) -> bool:
-    """Return whether it is an end of a process that may still run, on a host that is silent."""
-    return failure.exit is None and failure.detected_by in (UNCONFIRMED, "lease")
-
-
-class StartedProc(Protocol):
-    """A process that is up."""
-
-    place: Place
-
-    async def ended(self) -> ProcEnd:
-        """Return when it has ended, at once when it is gone from the kernel's view."""
-        ...
-
-    async def end(self, budget_s: float) -> bool:
-        """Ask it to end, kill it with all that it started after the budget; False: no answer."""
-        ...
-
-    async def kill(self) -> None:
-        """Kill it with all that it started; return when it is gone."""
-        ...
-
-
-class ProcSource(Protocol):
-    """Starts processes somewhere."""
-
-    async def start(self, index: int, instance_id: str, name: str) -> StartedProc:
-        """Start one.
-
-        Raises:
-            ProcFailed: it did not come up; nothing is left of it.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let go of what belongs to the whole set. Its processes have ended."""
-        ...
-
-
-class ProcPlaces(Protocol):
-    """Processes that actors can be spawned in."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def mesh_name(self) -> str: ...
-
-    def instance_id_of(self, rank: int) -> str:
-        """Return which process is in a place, or is about to be; "" where only others know."""
-        ...
-
-    async def place(self, rank: int) -> Place:
-        """Return where a process is, once it is up. Raises ProcFailed."""
-        ...
-
-    async def replace_ended(self, instance_ids: list[str]) -> None:
-        """Put new processes in the places of those of these that have ended."""
-        ...
-
-    async def kill(self, instance_id: str) -> None:
-        """Kill a process that is stalled, or in which code is stuck; where that can be done."""
-        ...
-
-    async def end_of(self, place: Place) -> MeshFailure | None:
-        """Say how a process ended; None when nobody knows that it did."""
-        ...
 
 
 class _Slot:

@@ -22,8 +22,7 @@ import grpc
 
 from stagekeeper.actor.cluster_hosts import AgentHost
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure, failure_id
-from stagekeeper.actor.owning.actor_mesh import ProcFailed
-from stagekeeper.actor.owning.procs import UNCONFIRMED, ProcEnd
+from stagekeeper.actor.owning.proc_places import UNCONFIRMED, ProcEnd, ProcFailed
 from stagekeeper.actor.place import Place
 from stagekeeper.client.errors import CONNECTION_LOST, UNREACHABLE, StagekeeperError, from_rpc
 from stagekeeper.client.pool import ChannelPool
