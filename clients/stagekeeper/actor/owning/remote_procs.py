@@ -68,6 +68,7 @@ class RemoteProc:
         self._asks = asks
         self._pool = pool
         self._is_up = asyncio.Event()
+        self._is_asked = False
         self._end: asyncio.Future[ProcEnd] = asyncio.get_running_loop().create_future()
         self._holding = tasks.start(f"process {asks.name}", self._hold())
 
@@ -93,13 +94,14 @@ class RemoteProc:
         if not self._end.done():
             await self._ask_to_end(budget_s)
         end = await self.ended()
-        return end.exit is not None and end.exit.code is not None
+        return end.exit is not None and end.exit.signal is None
 
     async def kill(self) -> None:
         """Kill it with all that it started; return when it is gone, or its agent out of reach."""
         await self.end(0.0)
 
     async def _ask_to_end(self, budget_s: float) -> None:
+        self._is_asked = True
         request = pb.SpawnProcsRequest()
         request.CopyFrom(self._asks)
         del request.instance_ids[:]  # the set, so that it can never be made again
@@ -135,7 +137,11 @@ class RemoteProc:
             end = found
         except StagekeeperError as error:
             seen_by = "lease" if error.reason in _BROKEN else "agent"
-            end = ProcEnd(None, seen_by, f"agent {self._host.name}: {error.message}")
+            if self._is_asked and error.reason == "PROCS_UNKNOWN":
+                # It came back to a set that has ended meanwhile, as it was asked to.
+                end = ProcEnd(ExitInfo(asked=True), seen_by, f"agent {self._host.name} ended it")
+            else:
+                end = ProcEnd(None, seen_by, f"agent {self._host.name}: {error.message}")
         finally:
             self._end.set_result(end)
 
