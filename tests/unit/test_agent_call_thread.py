@@ -99,3 +99,22 @@ async def test_halt_of_the_whole_process_is_no_call_that_hangs():
     driver.may_return.set()
 
     assert await running == 1
+
+
+async def test_two_that_wait_for_one_piece_of_work_share_the_next_one_too():
+    """Else the one that comes second would forget what the first has begun."""
+    runs: list[int] = []
+
+    def work() -> int:
+        time.sleep(0.01)
+        runs.append(len(runs))
+        return len(runs)
+
+    thread = CallThread("test", work, deadline_s=60)
+
+    async def twice() -> int:
+        await thread.run()
+        return await thread.run()
+
+    assert await asyncio.gather(twice(), twice()) == [2, 2]
+    assert runs == [0, 1]
