@@ -293,9 +293,11 @@ async def test_process_ends_while_a_call_hangs(nvml):
         (("hang nvmlInit",), True),
         ((f"error nvmlInit {UNKNOWN}",), True),
         (("error nvmlInit 9",), False),
+        ((f"card {A} 1 0 x", "hidden"), False),
     ],
 )
 def test_up_takes_slices_only_where_there_surely_is_no_card(nvml, facts, may_have):
+    env = {"CUDA_VISIBLE_DEVICES": "-1"} if "hidden" in facts else {}
     nvml.says(*facts)
     script = (
         "from stagekeeper.cli.up.default_devices import may_have_gpus; print(may_have_gpus(0.3))"
@@ -303,7 +305,7 @@ def test_up_takes_slices_only_where_there_surely_is_no_card(nvml, facts, may_hav
 
     ended = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, **nvml.env},
+        env={**os.environ, **nvml.env, **env},
         capture_output=True,
         text=True,
         timeout=60,

@@ -93,14 +93,6 @@ def test_numbers_count_no_cards_where_one_cannot_be_identified():
     assert shown(C, broken) == [C]
 
 
-@pytest.mark.parametrize(
-    ("value", "hides"),
-    [(None, False), ("", True), ("-1", True), ("none", True), ("0", False), ("GPU-x", False)],
-)
-def test_list_that_shows_nothing_on_any_machine_is_known_for_it(value, hides):
-    assert VisibleDevices(value).hides_all is hides
-
-
 def test_what_ends_a_list_is_noted():
     visible = VisibleDevices("0,7,1")
 

@@ -49,14 +49,6 @@ class VisibleDevices:
     def of(cls, environ: Mapping[str, str] = os.environ) -> VisibleDevices:
         return cls(environ.get(VARIABLE), environ.get(_ORDER) == _BY_ADDRESS)
 
-    @property
-    def hides_all(self) -> bool:
-        """Whether it shows no card, whatever cards there are."""
-        if self.value is None:
-            return False
-        first = self.value.split(",")[0].strip()
-        return not first.startswith(("GPU-", "MIG-")) and _NUMBER.match(first) is None
-
     def among(self, listing: Listing) -> Visible:
         """Return what it shows of these cards.
 

@@ -5,7 +5,7 @@ counts what one reserves for the others too. Else two slices of RAM an agent, so
 spread as over two cards; three quarters of the RAM in all, since the rest of the machine wants to
 live too.
 
-Invariant: only a host that surely has no NVIDIA card gets slices. One whose driver fails gets an
+Invariant: only a host that surely has no NVIDIA card, or shows none, gets slices. One whose driver fails gets an
 agent that says so, instead of a deployment that silently runs on the CPU.
 """
 
@@ -17,6 +17,7 @@ from typing import Final
 
 from stagekeeper.agent.device_choice import ALL_GPUS, GpuChoice
 from stagekeeper.agent.nvml import NvmlDevices
+from stagekeeper.agent.visible_devices import VisibleDevices
 
 SLICES_PER_AGENT: Final = 2
 SHARE_OF_RAM: Final = 0.75
@@ -38,8 +39,14 @@ def default_devices(agent_count: int, ram_bytes: int, *, has_gpus: bool) -> tupl
 
 
 def may_have_gpus(deadline_s: float = 3.0) -> bool:
-    """Whether this machine has NVIDIA cards, or nobody can tell."""
-    gpus = NvmlDevices(GpuChoice(), "", deadline_s=deadline_s, interval_s=deadline_s)
+    """Whether this machine has NVIDIA cards for us, or nobody can tell."""
+    gpus = NvmlDevices(
+        GpuChoice(),
+        "",
+        deadline_s=deadline_s,
+        interval_s=deadline_s,
+        visible=VisibleDevices.of(),
+    )
     asyncio.run(gpus.look())
     reading = gpus.reading(())
     return bool(reading.cards or reading.unknown_reason)
