@@ -5,8 +5,8 @@ counts what one reserves for the others too. Else two slices of RAM an agent, so
 spread as over two cards; three quarters of the RAM in all, since the rest of the machine wants to
 live too.
 
-Invariant: only a host that surely has no NVIDIA card, or shows none, gets slices. One whose driver fails gets an
-agent that says so, instead of a deployment that silently runs on the CPU.
+Invariant: only a host that surely has no NVIDIA card, or shows none, gets slices. One whose driver
+fails gets an agent that says so, instead of a deployment that silently runs on the CPU.
 """
 
 from __future__ import annotations
