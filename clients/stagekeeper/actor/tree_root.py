@@ -290,7 +290,7 @@ def root(
         endpoint: of a supervisor, `host:port`, for `tree.hosts()`; None where everything is local.
         name: for people.
         lease_s: a process that gives no sign of life for so long is stalled.
-        stop_budget_s: for the messages of each mesh when the block is left.
+        stop_budget_s: for the messages of all meshes together when the block is left.
         listen_host: the address of this host that the other processes of the tree dial; with hosts
             of a cluster, one that they reach.
         insecure: `listen_host` may be beyond loopback, though nothing is encrypted yet.

@@ -10,6 +10,8 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -23,7 +25,15 @@ from stagekeeper.wire.error_details import is_own_cancellation
 if TYPE_CHECKING:
     from stagekeeper.actor.owning.stop_report import StopReport
 
+_log = logging.getLogger("stagekeeper.actor")
+
 DEFAULT_STOP_BUDGET_S: Final = 10.0
+
+_GRACE_S: Final = 1.5
+"""For the answers of what was still ending when the budget was over."""
+
+_TELL_AFTER_S: Final = 2.0
+"""An end that takes longer says what it waits for."""
 
 
 class NoSupervisor(Exception):
@@ -32,6 +42,11 @@ class NoSupervisor(Exception):
 
 class OwnedMesh(Protocol):
     """A mesh, seen by its owner."""
+
+    @property
+    def mesh_name(self) -> str:
+        """As its owner named it."""
+        ...
 
     def expect_end(self) -> None:
         """From now on the end of a rank is asked for, and no failure."""
@@ -62,7 +77,7 @@ class Scope:
 
     Args:
         identity: who the owner is.
-        stop_budget_s: for the messages of each mesh when the owner ends.
+        stop_budget_s: for the messages of all meshes together when the owner ends.
     """
 
     def __init__(
@@ -99,7 +114,7 @@ class Scope:
         """
         return [
             mesh
-            for mesh in reversed(self._meshes)
+            for mesh in reversed(self._as_they_are())
             if isinstance(mesh, OwnedActors) and any(map(mesh.holds, instance_ids))
         ]
 
@@ -143,22 +158,65 @@ class Scope:
     async def stop(self, budget_s: float, failure: MeshFailure | None) -> list[MeshFailure]:
         """Stop every mesh, the last made first. Repeats find nothing left.
 
+        The budget is for all of them: each is given what those before it left, and once it is over
+        those that are left end all at once.
+
         Returns:
             What went wrong: a failure in hand and those that waited, which go on to the owner's
             owner; those that came meanwhile; and what the meshes' own ends brought.
         """
         self.is_stopping = True
-        for mesh in self._meshes:
+        for mesh in self._as_they_are():
             mesh.expect_end()
+        end_at = time.monotonic() + budget_s
         if self._runner is not None and self._runner is not asyncio.current_task():
             self._runner.cancel()
             await asyncio.wait({self._runner})
-        problems: list[MeshFailure] = []
-        while self._meshes:
-            mesh = self._meshes.pop()
-            problems += await mesh.stop_for_owner(budget_s, failure)
+        problems = await self._stop_meshes(end_at, failure)
         self._is_over = True
         return self.take_open() + problems
+
+    async def _stop_meshes(self, end_at: float, failure: MeshFailure | None) -> list[MeshFailure]:
+        stops: dict[asyncio.Task[list[MeshFailure]], str] = {}
+
+        def tell() -> None:
+            left_s = max(0.0, end_at + _GRACE_S - time.monotonic())
+            names = [name for stop, name in stops.items() if not stop.done()]
+            names += [mesh.mesh_name for mesh in reversed(self._as_they_are())]
+            _log.warning(
+                "%s waits for the end of %s, for at most %.0f s more; processes that have not "
+                "ended then are killed%s",
+                self.identity.name,
+                ", ".join(names),
+                left_s,
+                "" if self.identity.mesh_id else " (a second Ctrl-C does so at once)",
+            )
+
+        telling = asyncio.get_running_loop().call_later(_TELL_AFTER_S, tell)
+        try:
+            while True:
+                while self._meshes:
+                    mesh = self._meshes.pop()
+                    left_s = end_at - time.monotonic()
+                    stop = asyncio.create_task(
+                        mesh.stop_for_owner(max(0.0, left_s), failure),
+                        name=f"end of {mesh.mesh_name}",
+                    )
+                    stops[stop] = mesh.mesh_name
+                    await asyncio.wait({stop}, timeout=max(0.0, left_s + _GRACE_S))
+                if stops:
+                    await asyncio.wait(stops)
+                if not self._meshes:  # an actor's thread may have spawned meanwhile
+                    break
+            return [problem for stop in stops for problem in stop.result()]
+        finally:
+            telling.cancel()
+            for stop in stops:
+                stop.cancel()
+
+    def _as_they_are(self) -> list[OwnedMesh]:
+        """Return the meshes as they are now: an actor's thread may add one at any time."""
+        return list(self._meshes)
 
     def _run_if_needed(self) -> None:
         if self.is_stopping or not (self._is_open and self._failures):
@@ -206,7 +264,7 @@ class Scope:
         if self.is_stopping:
             self._failures.appendleft(failure)
             return
-        for mesh in self._meshes:
+        for mesh in self._as_they_are():
             mesh.expect_end()  # all of them end with their owner
         waiting = list(self._failures)
         self._failures.clear()
