@@ -9,6 +9,7 @@ owner's end at the latest, with all that it started.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 import uuid
@@ -38,6 +39,8 @@ from stagekeeper.v1 import actor_service_pb2 as pb
 if TYPE_CHECKING:
     from stagekeeper.actor.owning.scope import OwnedActors, Scope
     from stagekeeper.actor.program import Program
+
+_log = logging.getLogger("stagekeeper.actor")
 
 _LEAST_END_S: Final = 1.0
 """What a process whose actors have ended gets for its own end, whatever they left of the budget."""
@@ -107,10 +110,11 @@ class ProcMeshControl:
         try:
             slot.proc = proc = await self._source.start(slot.index, slot.instance_id, name)
         except ProcFailed as error:
-            slot.failure = self._own(slot, error.failure)
-            slot.ready.set()
-            self._ends.put(slot.instance_id, slot.failure)
-            self._tell_if_nobody_is_in(slot)
+            self._never_started(slot, error.failure)
+            return
+        except Exception as error:  # unforeseen; whoever waits for the process is told all the same
+            _log.warning("the start of %s went wrong", name, exc_info=error)
+            self._never_started(slot, _not_started(slot.instance_id, name, error))
             return
         slot.ready.set()
         end = await proc.ended()
@@ -122,6 +126,12 @@ class ProcMeshControl:
             await link.close()  # tells every caller, and each mesh with a rank in it
         if not slot.is_asked and not is_told:
             self._tell_if_nobody_is_in(slot, 0 if link is None else link.other_actor_count)
+
+    def _never_started(self, slot: _Slot, failure: MeshFailure) -> None:
+        slot.failure = self._own(slot, failure)
+        slot.ready.set()
+        self._ends.put(slot.instance_id, slot.failure)
+        self._tell_if_nobody_is_in(slot)
 
     def _tell_if_nobody_is_in(self, slot: _Slot, other_actor_count: int = 0) -> None:
         is_told = other_actor_count > 0 or self._program.holds_rank_in(slot.instance_id)
@@ -335,3 +345,15 @@ class ProcMeshControl:
         except ConnectionError:
             pass  # it ends already
         return True
+
+
+def _not_started(instance_id: str, name: str, error: Exception) -> MeshFailure:
+    return MeshFailure(
+        id=failure_id(instance_id, "end"),
+        kind=FailureKind.INIT_RAISED,
+        mesh_name=name,
+        instance_id=instance_id,
+        message=f"it could not be started: {type(error).__name__}: {error}",
+        detected_by="start",
+        detect_time=seen_now(),
+    )
