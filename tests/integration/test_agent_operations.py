@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from stagekeeper.v1 import types_pb2
 from stagekeeper.wire.error_details import describe
 from tests.fakes.agents import agent_in
 from tests.fakes.overseer import COMMIT, RESERVE, START, Overseer, gate, gone, plan, slow, stage
-from tests.harness.waiting import wait_for
 
 STARTED = types_pb2.OPERATION_STATE_STARTED
 COMMITTED = types_pb2.OPERATION_STATE_COMMITTED
@@ -550,15 +551,16 @@ async def test_stage_that_dies_before_the_commit_undoes_its_operation(overseer, 
     await overseer.hears(lambda it: len(it.replica_states) == 2, "both are up")
     pids = list(home.processes)
 
-    import os
-    import signal
-
+    overseer.settles = False  # nor does the agent forget it before it is asked
     os.kill(overseer.shards["b"].pid, signal.SIGKILL)
     await gone(pids)
 
-    outcome = await wait_for(lambda: overseer.take(COMMIT, p), "an outcome")
+    outcome = await overseer.take(COMMIT, p)
     assert outcome.state == ROLLED_BACK or outcome.state == types_pb2.OPERATION_STATE_ROLLING_BACK
-    await overseer.hears(lambda it: not it.replica_states and not it.operations, "undone")
+    await overseer.hears(
+        lambda it: not it.replica_states and [op.state for op in it.operations] == [ROLLED_BACK],
+        "undone",
+    )
     assert len(overseer.failures) == 1
 
 
