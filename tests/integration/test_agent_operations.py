@@ -319,7 +319,9 @@ async def test_unknown_device_and_module_are_refused_before_anything_starts(over
 
 
 @pytest.mark.parametrize("how", ["raise", "exit", "memory"])
-async def test_failed_start_leaves_no_process_no_claim_and_says_why(overseer, home, agent, how):
+async def test_startup_11_recovery_U13_U14_failed_start_leaves_no_process_no_claim_and_says_why(
+    overseer, home, agent, how
+):
     """startup-11, startup-15, recovery-R49, recovery-U11, recovery-U13, recovery-U14"""
     p = plan(
         stage("good", "sample_stages:Family", device="cpu:0"),
@@ -352,7 +354,9 @@ async def test_failed_start_leaves_no_process_no_claim_and_says_why(overseer, ho
     assert (await overseer.bring_up(again)).state == COMMITTED
 
 
-async def test_failed_start_ends_children_in_other_sessions_too(overseer, home, agent):
+async def test_startup_31_recovery_U13_failed_start_ends_children_in_other_sessions_too(
+    overseer, home, agent
+):
     """recovery-U13"""
     p = plan(stage("s", "sample_stages:Family", args='{"fail": true}'))
 
@@ -385,7 +389,7 @@ async def test_others_in_flight_end_by_themselves_and_are_then_stopped(overseer,
     assert home.processes == {}
 
 
-async def test_start_that_is_not_ready_in_time_fails_at_its_limit_and_is_killed(
+async def test_startup_13_14_23_start_that_is_not_ready_in_time_fails_at_its_limit_and_is_killed(
     overseer, home, agent
 ):
     """startup-14, startup-23, recovery-U24"""
@@ -403,7 +407,9 @@ async def test_start_that_is_not_ready_in_time_fails_at_its_limit_and_is_killed(
     assert "LOAD" in outcome.failure.message
 
 
-async def test_start_without_progress_fails_and_one_with_progress_does_not(overseer, home, agent):
+async def test_startup_29_recovery_R47_start_without_progress_fails_and_one_with_progress_does_not(
+    overseer, home, agent
+):
     """startup-29, recovery-R47"""
     still = stage(
         "still",
