@@ -782,6 +782,22 @@ async def test_an_error_of_a_message_that_runs_during_a_stop_is_not_lost(tree, j
     assert await first == "one"
 
 
+async def test_nothing_is_spawned_in_processes_that_were_stopped_and_that_is_no_failure(tree):
+    procs = this_host().spawn_procs(1, name="stopped")
+    worker = procs.spawn("worker", Worker)
+    stop = asyncio.create_task(procs.stop())
+    await asyncio.sleep(0)
+
+    for home in (procs, procs[0:1]):
+        with pytest.raises(MeshStopped, match="stopped was stopped"):
+            home.spawn("late", Worker)
+    assert (await stop).is_clean
+    with pytest.raises(MeshStopped):
+        await procs.ready(LONG_S)
+    with pytest.raises(MeshStopped):
+        await worker.add.call_one(1, 2)
+
+
 async def test_only_the_owner_stops_a_mesh_and_only_whole(tree, procs):
     manager = procs[0:1].spawn("manager", Manager)
     reference = await manager.mesh.call_one()

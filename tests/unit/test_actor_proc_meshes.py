@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from stagekeeper.actor.errors import MeshStopped
 from stagekeeper.actor.failure import ExitInfo, FailureKind, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.proc_places import ProcEnd, ProcFailed
@@ -87,3 +88,28 @@ async def test_a_start_that_goes_wrong_in_an_unforeseen_way_is_a_failure_as_othe
     assert (failure.kind, failure.where) == (FailureKind.INIT_RAISED, "procs[0]")
     assert "OSError: [Errno 24] Too many open files" in failure.message
     assert [told.id for told in owner.told] == [failure.id]
+
+
+async def test_processes_that_were_asked_to_end_take_nothing_new_and_that_is_no_failure():
+    for source in (FakeSource(), FakeSource(hangs=True), FakeSource(OSError("no"))):
+        owner = Owner(source)
+        if source.error is None and not source.hangs:
+            assert (await owner.place()).pid == 7
+        elif source.error is not None:
+            with pytest.raises(ProcFailed):
+                await owner.place()
+        told = len(owner.told)
+        waiting = asyncio.create_task(owner.place())
+        await asyncio.sleep(0)
+
+        await owner.mesh.stop(LIMIT_S)
+
+        assert owner.mesh.is_stopping
+        with pytest.raises(MeshStopped, match="procs was stopped"):
+            await owner.place()
+        if source.hangs:
+            with pytest.raises(MeshStopped):
+                await waiting
+        await asyncio.wait({waiting})
+        assert waiting.exception() is None or source.hangs or source.error
+        assert len(owner.told) == told

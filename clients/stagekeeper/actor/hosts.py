@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.entrypoint import entrypoint_of
-from stagekeeper.actor.errors import Died, MeshError, NotOwner, NotSendable
+from stagekeeper.actor.errors import Died, MeshError, MeshStopped, NotOwner, NotSendable
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.mesh import ActorMesh
 from stagekeeper.actor.owning.actor_mesh import ActorMeshControl
@@ -115,7 +115,10 @@ class ProcMesh:
         Raises:
             EntrypointError: the class cannot be named for another process.
             NotSendable: an argument cannot travel; it is named.
+            MeshStopped: the processes were stopped.
         """
+        if self._procs.is_stopping:
+            raise MeshStopped(f"{self.name} was stopped: nothing is spawned there")
         found = entrypoint_of(cls)
         actor_class = cast("type[Actor]", cls)
         try:
@@ -265,6 +268,7 @@ class _OwnProc:
 
     mesh_name = "this_proc"
     size = 1
+    is_stopping = False
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from stagekeeper.actor.connection.link import Link, PendingCall
-from stagekeeper.actor.errors import Died, MeshError
+from stagekeeper.actor.errors import Died, MeshError, MeshStopped
 from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
@@ -104,6 +104,10 @@ class ActorMeshControl:
             rank.actor_id = actor_id
             rank.place = place
             response = await link.actors.SpawnActor(request)
+        except MeshStopped:  # its processes were, which is no failure
+            if incarnation == rank.incarnation:
+                rank.stopped()
+            return
         except ProcFailed as error:
             failure = self._of_process(rank, error.failure)
         except (grpc.RpcError, ConnectionError) as error:
@@ -279,6 +283,9 @@ class ActorMeshControl:
         if failed:
             problems = {rank: Died(of, rank=rank) for rank, of in failed.items()}
             raise MeshError(f"{self.plan.name} was not respawned", problems, {})
+        is_over = any(self.ranks[number].state is RankState.STOPPED for number in failure.ranks)
+        if is_over and not self._is_expecting_end:
+            raise MeshStopped(f"{self.plan.name} was not respawned: its processes were stopped")
 
     def _tell_unawaited(self, respawn: asyncio.Task[dict[int, MeshFailure]]) -> None:
         if respawn.cancelled() or respawn.exception() is not None or self._is_expecting_end:
@@ -380,6 +387,8 @@ class ActorMeshControl:
                 report.cleanup += self._heard_at_end(rank, answer)
             elif rank.failure is not None:
                 report.dead[rank.rank] = rank.failure
+            elif rank.state is RankState.STOPPED:  # with its processes
+                report.clean.append(rank.rank)
             else:
                 report.unreachable.append(rank.rank)
             rank.stopped([] if answer is not None else rank.withdraw())

@@ -81,12 +81,22 @@ class ProcPlaces(Protocol):
     @property
     def mesh_name(self) -> str: ...
 
+    @property
+    def is_stopping(self) -> bool:
+        """They were asked to end, as far as is known here: nothing is spawned in them."""
+        ...
+
     def instance_id_of(self, rank: int) -> str:
         """Return which process is in a place, or is about to be; "" where only others know."""
         ...
 
     async def place(self, rank: int) -> Place:
-        """Return where a process is, once it is up. Raises ProcFailed."""
+        """Return where a process is, once it is up.
+
+        Raises:
+            ProcFailed: it is not there, though nobody asked it to end.
+            MeshStopped: it was stopped, as its owner asked.
+        """
         ...
 
     async def replace_ended(self, instance_ids: list[str]) -> None:

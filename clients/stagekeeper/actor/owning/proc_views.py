@@ -41,6 +41,10 @@ class ProcReference:
     def size(self) -> int:
         return self._size
 
+    @property
+    def is_stopping(self) -> bool:
+        return False  # only its owner knows: who spawns is told by `place`
+
     def instance_id_of(self, rank: int) -> str:
         return ""
 
@@ -111,6 +115,10 @@ class ProcSlice:
             procs, indexes = self._procs.whole()
             return procs, tuple(indexes[index] for index in self._indexes)
         return self._procs, self._indexes
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._procs.is_stopping
 
     def instance_id_of(self, rank: int) -> str:
         return self._procs.instance_id_of(self._indexes[rank])

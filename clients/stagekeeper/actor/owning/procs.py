@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from stagekeeper.actor.errors import MeshStopped
 from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
@@ -181,12 +182,21 @@ class ProcMeshControl:
 
     # --- for the meshes of actors in it
 
+    @property
+    def is_stopping(self) -> bool:
+        """Its processes were asked to end, or are about to be."""
+        return self._is_expecting_end
+
     def instance_id_of(self, rank: int) -> str:
         return self._slots[rank].instance_id
 
     async def place(self, rank: int) -> Place:
         slot = self._slots[rank]
         await slot.ready.wait()
+        if self._is_expecting_end and (slot.failure is not None or slot.proc is None):
+            raise MeshStopped(
+                f"{self.mesh_name} was stopped: nothing is spawned there", mesh_name=self.mesh_name
+            )
         if slot.failure is not None:
             raise ProcFailed(slot.failure)
         assert slot.proc is not None
