@@ -218,7 +218,7 @@ def test_two_scripts_are_two_modules(folder):
 def test_script_without_a_guard_is_told_of_it(folder, last):
     text = f"import asyncio, sys\n{ACTOR}\nasync def spawn_a_tree(): raise RuntimeError\n{last}"
     path = os.path.realpath(write(folder / "train.py", text))
-    with pytest.raises(EntrypointError, match='belongs under `if __name__ == "__main__":`'):
+    with pytest.raises(EntrypointError, match=r'^a script .* under `if __name__ == "__main__":`'):
         load_class("__main__:Worker", path)
 
 

@@ -216,7 +216,7 @@ def test_a_failure_comes_back_as_it_was(failure):
 @given(_trees)
 def test_whatever_it_says_its_tree_is_lines_that_a_terminal_shows(failure):
     assert all(line.isprintable() for line in str(failure).split("\n"))
-    assert len(str(failure).split("\n")) <= 14 * (1 + len(failure.causes))
+    assert len(str(failure).split("\n")) <= 14 * (1 + len(failure.causes)) + 8
     assert failure.summary.isprintable()
 
 
@@ -300,7 +300,9 @@ def test_the_tree_names_who_refused_what_and_the_root_last():
         " └ SIGNALED: workers[2] was ended by SIGKILL (proc-1-end-1)\n"
         "      pid 4711; SIGKILL; seen by pidfd at 22:13:20 UTC; restarts tried: 2\n"
         "      in step, sent by manager[0]\n"
-        "      raised ValueError: bad x\n"
+        "      raised at:\n"
+        "        Traceback …\n"
+        "        ValueError: bad x\n"
         "      the last lines of its log:\n"
         "        | 5\n"
         "        | 6\n"
@@ -309,6 +311,25 @@ def test_the_tree_names_who_refused_what_and_the_root_last():
         "        | bye\\x1b[31m"
     )
     assert failure.summary == "manager[0] refused: workers[2] was ended by SIGKILL"
+
+
+def test_of_the_root_cause_the_author_sees_where_his_code_raised():
+    lines = [f'  File "a.py", line {n}, in f\n    f({n})\n    ^^^^\n' for n in range(9)]
+    told = "Traceback (most recent call last):\n" + "".join(lines) + "KeyError: 'a\x1b'\n"
+    root = MeshFailure.at(WORKER, FailureKind.INIT_RAISED, remote_traceback=told)
+    above = dataclasses.replace(root, kind=FailureKind.SUPERVISE_RAISED, causes=(root,))
+    assert str(root).splitlines()[2:] == [
+        "   raised at:",
+        "         f(5)",
+        '       File "a.py", line 6, in f',
+        "         f(6)",
+        '       File "a.py", line 7, in f',
+        "         f(7)",
+        '       File "a.py", line 8, in f',
+        "         f(8)",
+        "     KeyError: 'a\\x1b'",
+    ]
+    assert str(above).count("raised at:") == 1 and "raised KeyError" in str(above)
 
 
 def test_ranks_in_a_row_are_shown_as_a_range():

@@ -236,8 +236,12 @@ def _import_script(alias: str, path: str) -> ModuleType:
         sys.modules.pop(alias, None)
         if not isinstance(error, (Exception, SystemExit)):
             raise
+        failed = _import_failed(path, error)
+        if isinstance(error, ModuleNotFoundError):
+            raise EntrypointError(failed) from error
+        # The advice first: what is printed of a long line is its beginning.
         raise EntrypointError(
-            f"{_import_failed(path, error)}; a script that has actors is imported again where they "
-            'are: what it does when it is run belongs under `if __name__ == "__main__":`'
+            "a script that has actors is imported again where they are, so what it does when it is "
+            f'run belongs under `if __name__ == "__main__":`; {failed}'
         ) from error
     return module

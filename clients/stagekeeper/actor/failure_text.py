@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stagekeeper.actor.failure import MeshFailure
 
 _MOST_LOG_LINES: Final = 5
+_MOST_TRACEBACK_LINES: Final = 8
 _LONGEST_LINE: Final = 300
 _DEEPER: Final = "   "
 
@@ -111,9 +112,7 @@ def _details(failure: MeshFailure, below: Sequence[MeshFailure]) -> Iterator[str
         yield _line(
             f"in {failure.endpoint}" + (f", sent by {failure.sender}" if failure.sender else "")
         )
-    told = failure.remote_traceback.strip().splitlines()
-    if told and told[-1].strip() and told[-1].strip() not in failure.message:
-        yield _line(f"raised {told[-1].strip()}")
+    yield from _raised(failure, is_root=not below)
     if failure.last_log_lines:
         yield "the last lines of its log:"
         for line in failure.last_log_lines[-_MOST_LOG_LINES:]:
@@ -127,6 +126,19 @@ def _details(failure: MeshFailure, below: Sequence[MeshFailure]) -> Iterator[str
         yield _line(f"then {hop.owner}: {hop.decision}")
 
 
+def _raised(failure: MeshFailure, *, is_root: bool) -> Iterator[str]:
+    """Tell what was raised and, of the root cause, where: the end of the author's traceback."""
+    told = [line for line in failure.remote_traceback.splitlines() if line.strip(" ^~")]
+    if not told:
+        return
+    if is_root and len(told) > 1:
+        yield "raised at:"
+        for line in told[-_MOST_TRACEBACK_LINES:]:
+            yield f"  {_visible(line)}"
+    elif told[-1].strip() not in failure.message:
+        yield _line(f"raised {told[-1].strip()}")
+
+
 def _at(seconds: float | None) -> str:
     if seconds is None:
         return ""
@@ -138,7 +150,10 @@ def _at(seconds: float | None) -> str:
 
 def _line(text: str) -> str:
     """Return the first line, cut, with whatever a terminal might obey made visible."""
-    first = next((line for line in text.splitlines() if line.strip()), "").strip()
-    if len(first) > _LONGEST_LINE:
-        first = first[: _LONGEST_LINE - 1] + "…"
-    return "".join(it if it.isprintable() else repr(it)[1:-1] for it in first)
+    return _visible(next((line for line in text.splitlines() if line.strip()), "").strip())
+
+
+def _visible(line: str) -> str:
+    if len(line) > _LONGEST_LINE:
+        line = line[: _LONGEST_LINE - 1] + "…"
+    return "".join(it if it.isprintable() else repr(it)[1:-1] for it in line)
