@@ -54,6 +54,20 @@ ONLY_PLAIN = (
 )
 
 
+async def init_async(self: Any) -> None:
+    pass
+
+
+def init_that_yields(self: Any) -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("init", [init_async, init_that_yields])
+def test_init_is_a_plain_method(init):
+    with pytest.raises(TypeError, match=r"Made\.__init__ is async or yields"):
+        made(Plain, __init__=init)
+
+
 def test_actor_whose_endpoints_are_all_plain_has_no_async_supervise():
     with pytest.raises(TypeError, match=ONLY_PLAIN):
         made(Plain, __supervise__=supervise_async)

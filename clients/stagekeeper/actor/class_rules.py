@@ -1,6 +1,6 @@
 """What the class of an actor may not be: found when the class is made, not when something failed.
 
-Decided here: the rules for `__supervise__` and `__cleanup__`, and the names that no endpoint may
+Decided here: the rules for `__init__`, `__supervise__` and `__cleanup__`, and the names that no endpoint may
 have because a mesh has them. Not decided here: the endpoints themselves (endpoint). Invariant: a
 class that is made has handlers that can be called as they will be, in the place where they will be.
 """
@@ -25,14 +25,24 @@ _LIMIT: Final = "__supervise_limit_s__"
 
 
 def check_handlers(cls: type, endpoints: Mapping[str, Endpoint]) -> None:
-    """Check `__supervise__` and `__cleanup__` of `cls`, own or inherited, against its endpoints.
+    """Check what `cls` has beside its endpoints, own or inherited, against them.
 
     None in the place of one is as if it were absent.
 
     Raises:
-        TypeError: a handler cannot be called with what it is given, or `__supervise__` is async and
-            every endpoint is plain.
+        TypeError: `__init__` is async or yields; a handler cannot be called with what it is given;
+            or `__supervise__` is async and every endpoint is plain.
     """
+    init = inspect.getattr_static(cls, "__init__", None)
+    if (
+        inspect.iscoroutinefunction(init)
+        or inspect.isgeneratorfunction(init)
+        or inspect.isasyncgenfunction(init)
+    ):
+        raise TypeError(
+            f"{cls.__qualname__}.__init__ is async or yields, and Python calls it as a plain "
+            "method: await in an endpoint, which the owner calls first"
+        )
     for name, parameter in _HANDLERS.items():
         handler = inspect.getattr_static(cls, name, None)
         if handler is not None:
