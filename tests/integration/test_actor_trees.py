@@ -812,6 +812,23 @@ async def test_only_the_owner_stops_a_mesh_and_only_whole(tree, procs):
     assert await reference.add.call_one(1, 2) == 3
 
 
+async def test_in_the_owners_process_too_nobody_else_stops_a_mesh(tree, procs):
+    manager = this_proc().spawn("manager", Manager)
+    of_manager = await manager.mesh.call_one()
+    worker = this_proc().spawn("worker", Worker)
+
+    with pytest.raises(NotOwner, match=r"workers belongs to manager\[0\], .*; this is root"):
+        await of_manager.stop()
+    for mesh in (worker, procs):
+        with pytest.raises(RemoteError, match=r"NotOwner.*this is manager\[0\]"):
+            await manager.stop_it.call_one(mesh)
+    assert await of_manager.add.call_one(1, 2) == 3
+    assert await worker.add.call_one(1, 2) == 3
+    await manager.stop_own.call_one()
+    with pytest.raises(MeshStopped):
+        await of_manager.add.call_one(1, 2)
+
+
 # --- ownership
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stagekeeper.actor import (
     Actor,
@@ -351,6 +351,15 @@ class Manager(Actor):
     @endpoint
     async def mesh(self, number: int = 0) -> Worker:
         return self.meshes[number]
+
+    @endpoint
+    async def stop_it(self, mesh: Any) -> None:
+        """Stop what somebody else owns."""
+        await mesh.stop()
+
+    @endpoint
+    async def stop_own(self) -> None:
+        await cast(Any, self.meshes[0]).stop()
 
     @endpoint
     async def spawn_more(self, name: str, procs: int = 0) -> Worker:

@@ -19,7 +19,7 @@ from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.entrypoint import entrypoint_of
 from stagekeeper.actor.errors import Died, MeshError, MeshStopped, NotOwner, NotSendable
 from stagekeeper.actor.failure import MeshFailure
-from stagekeeper.actor.mesh import ActorMesh
+from stagekeeper.actor.mesh import ActorMesh, check_is_owner
 from stagekeeper.actor.owning.actor_mesh import ActorMeshControl
 from stagekeeper.actor.owning.local_procs import LocalProcSource
 from stagekeeper.actor.owning.proc_places import ProcFailed, ProcPlaces, ProcSource
@@ -113,6 +113,7 @@ class ProcMesh:
         checker the mesh has the type of its class; see `ActorMesh` for what it is.
 
         Raises:
+            TypeError: the class takes no such arguments.
             EntrypointError: the class cannot be named for another process.
             NotSendable: an argument cannot travel; it is named.
             MeshStopped: the processes were stopped.
@@ -121,8 +122,15 @@ class ProcMesh:
             raise MeshStopped(f"{self.name} was stopped: nothing is spawned there")
         found = entrypoint_of(cls)
         actor_class = cast("type[Actor]", cls)
+        signature = inspect.signature(cls)
         try:
-            names = tuple(inspect.signature(cls).parameters) if args else ()
+            signature.bind(*args, **kwargs)
+        except TypeError as error:  # over there it would end the actor
+            raise TypeError(
+                f"{error}; {name} is made as {actor_class.__qualname__}{signature}"
+            ) from None
+        try:
+            names = tuple(signature.parameters) if args else ()
             arguments = encode_arguments(args, kwargs, names=names)
         except PayloadError as error:
             place = error.place or "what is given"
@@ -179,6 +187,7 @@ class ProcMesh:
             raise NotOwner(
                 f"{self.name} is a slice, or belongs to another actor: its owner may stop it whole"
             )
+        check_is_owner(self._program, self._procs.owner, self.name)
         return await self._procs.stop(
             DEFAULT_STOP_BUDGET_S if budget_s is None else max(0.0, budget_s)
         )
@@ -243,8 +252,11 @@ class HostMesh:
         What runs this code owns them: they end with it.
 
         Raises:
+            TypeError: `count` is no whole number.
             ValueError: `count` is below 1.
         """
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"spawn_procs takes a number of processes, not {count!r:.80}")
         if count < 1:
             raise ValueError(f"spawn_procs takes at least 1 process, not {count}")
         program, scope = self._program, _owner()
@@ -328,6 +340,8 @@ def _owner() -> Scope:
 
 
 def _checked_name(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a mesh's name is text, not {name!r:.80}")
     if not name or len(name) > 63 or not name.isprintable():
         raise ValueError(f"a mesh's name has 1 to 63 printable characters, not {name!r:.80}")
     return name

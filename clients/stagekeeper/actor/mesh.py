@@ -18,7 +18,7 @@ from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.owning.actor_mesh import ActorMeshControl
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.owning.references import ReferenceKeeper
-from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S
+from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
 from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.selection import Index, selected_ranks
@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 _KEPT_PRIVATE: Final = "_"
 
 Keeper = ActorMeshControl | ReferenceKeeper
+
+
+def check_is_owner(program: Program, owner: Scope, name: str) -> None:
+    """Check that the code that asks for a stop is of the mesh's owner.
+
+    Raises:
+        NotOwner: it is another's, or nobody's.
+    """
+    asks = current_scope.get() or program.root_scope
+    if asks is not owner:
+        who = "nobody's code" if asks is None else asks.identity.name
+        raise NotOwner(f"{name} belongs to {owner.identity.name}, which may stop it; this is {who}")
 
 
 class RanksInView:
@@ -165,6 +177,7 @@ class ActorMesh:
             raise NotOwner(f"{self.name} belongs to an actor of another process, which may stop it")
         if len(self._selected) != len(self._keeper.ranks):
             raise NotOwner(f"this is a slice of {self.name}: only the whole mesh can be stopped")
+        check_is_owner(self._program, self._keeper.owner, self.name)
         return await self._keeper.stop(
             DEFAULT_STOP_BUDGET_S if budget_s is None else max(0.0, budget_s)
         )

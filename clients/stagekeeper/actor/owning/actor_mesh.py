@@ -74,6 +74,11 @@ class ActorMeshControl:
         return self.plan.name
 
     @property
+    def owner(self) -> Scope:
+        """Whose it is: nobody else may stop it."""
+        return self._scope
+
+    @property
     def is_stopping(self) -> bool:
         """It takes no more messages."""
         return self._stopping is not None

@@ -83,6 +83,11 @@ class ProcMeshControl:
         self._stopping: asyncio.Task[StopReport] | None = None
 
     @property
+    def owner(self) -> Scope:
+        """Whose it is: nobody else may stop it."""
+        return self._scope
+
+    @property
     def size(self) -> int:
         return len(self._slots)
 
