@@ -45,8 +45,8 @@ MOST_CONNECTION_CALLS: Final = 65_536
 """Calls and messages of one connection that wait or run; more are refused with TOO_MANY_CALLS."""
 
 MOST_UNREAD_FRAMES: Final = 16_384
-"""Answers that wait because the other end reads slowly. With more nothing further is read from it,
-and an endpoint that yields waits."""
+"""Answers that wait because the other end reads slowly. With more nothing further is read from it;
+with half as many an endpoint that yields waits."""
 
 MOST_UNREAD_BYTES: Final = 128 * 1024 * 1024
 """Of the payloads of such answers: four of the largest."""

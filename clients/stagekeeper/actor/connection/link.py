@@ -98,7 +98,8 @@ class Link:
         self._news: deque[bytes] = deque(maxlen=_MOST_REMEMBERED_NEWS)
         self._channel = grpc.aio.insecure_channel(place.address, options=CLIENT_OPTIONS)
         self.actors = OtherEnd(self._channel)
-        self._outbox = Outbox()
+        self._outbox = Outbox(pb.ConnectRequest)
+        self._moved_at_look = 0
         self._pending: dict[int, tuple[PendingCall, Caller]] = {}
         # Weak: of one to whom nobody refers any more only the calls under way count.
         self._callers: WeakSet[Caller] = WeakSet()
@@ -149,22 +150,20 @@ class Link:
         self._pending[frame_id] = (call, caller)
         caller.outstanding += 1
         is_stream = isinstance(call, ReplyStream)
-        frame = pb.CallFrame(
-            target_id=target_id,
-            endpoint=endpoint,
-            payload=payload,
-            is_stream=is_stream,
-            sender=sender,
-            window=STREAM_WINDOW if is_stream else 0,
-        )
-        self._outbox.put(pb.Frame(frame_id=frame_id, call=frame), len(payload.data))
+        frame = self._outbox.add(len(payload.data))
+        frame.frame_id = frame_id
+        out = frame.call
+        out.target_id, out.endpoint, out.sender = target_id, endpoint, sender
+        out.payload.CopyFrom(payload)
+        if is_stream:
+            out.is_stream, out.window = True, STREAM_WINDOW
 
     def cast(self, target_id: str, endpoint: str, payload: Payload, sender: str) -> None:
         """Send a message that is not answered."""
-        call = pb.CallFrame(
-            target_id=target_id, endpoint=endpoint, payload=payload, is_cast=True, sender=sender
-        )
-        self._outbox.put(pb.Frame(call=call), len(payload.data))
+        out = self._outbox.add(len(payload.data)).call
+        out.target_id, out.endpoint, out.sender = target_id, endpoint, sender
+        out.payload.CopyFrom(payload)
+        out.is_cast = True
 
     def tell(self, news: pb.RankFailed) -> None:
         """Tell the process that owns a mesh of a message that did not reach one of its ranks."""
@@ -203,7 +202,13 @@ class Link:
         """Send a sign of life, and judge the other end's silence; called several times a lease."""
         if self._has_been_up and not self._is_up:
             return  # it is being made anew, or has ended
-        self._outbox.put(pb.Frame(beat=pb.Beat()))
+        self._outbox.beat(pb.Beat())
+        moved_bytes = self._outbox.moved_bytes
+        if self._outbox.is_backed_up and moved_bytes != self._moved_at_look:
+            # It takes what this end sends, though what it says may be long in coming. Only of a
+            # backlog: a process that is frozen takes little things for a long while.
+            self._last_heard = now
+        self._moved_at_look = moved_bytes
         silent_s = now - self._last_heard
         if silent_s >= self._lease_s and not self.is_silent and not self.is_broken:
             self.is_silent = True
@@ -268,10 +273,7 @@ class Link:
                 return "it was away for longer than its lease, and what it had here has ended"
             self._heard(first)
 
-            async def write(frames: list[pb.Frame]) -> None:
-                await stream.write(pb.ConnectRequest(frames=frames))
-
-            writing = asyncio.create_task(self._write(write, stream), name="link writer")
+            writing = asyncio.create_task(self._write(stream), name="link writer")
             assert self._connected is not None
             self._is_up = self._has_been_up = True
             self._connected.set_result(None)
@@ -301,9 +303,9 @@ class Link:
                 )
                 fail_call(call, CallLost(what, reason=CONNECTION_LOST))
 
-    async def _write(self, write: Any, stream: Any) -> None:
+    async def _write(self, stream: Any) -> None:
         try:
-            await self._outbox.run(write)
+            await self._outbox.run(stream.write)
         except (grpc.RpcError, asyncio.InvalidStateError):
             stream.cancel()  # the reader finds out why
 

@@ -35,6 +35,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _HELLO_LIMIT_S: Final = 10.0
 """How long a stream may stay without its first frame."""
 
+_LEAST_BEAT_S: Final = 0.02
+
 
 class ProcIdentity(Protocol):
     """Which process serves. One without a token lets everybody in that reaches it."""
@@ -207,7 +209,8 @@ class _Connection:
     def __init__(
         self, proc: ProcIdentity, house: TakesMessages, hello: pb.Hello, context: Context
     ) -> None:
-        self.outbox = Outbox()
+        self.outbox = Outbox(pb.ConnectResponse)
+        self._beat_s = hello.beat_s
         self._proc = proc
         self._house = house
         self._context = context
@@ -225,6 +228,7 @@ class _Connection:
         self.outbox.put(pb.Frame(hello=own))
         writing = asyncio.create_task(self.outbox.run(self._write), name="connect writer")
         reading: asyncio.Task[list[Problem]] | None = None
+        beating = asyncio.create_task(self._beat_on(), name="connect beats")
         self._session.attach(self.outbox)
         try:
             self._heard(first.frames[1:])
@@ -237,16 +241,26 @@ class _Connection:
         finally:
             self._give_up()
             self.outbox.close()
-            for task in (writing, reading):
+            for task in (writing, reading, beating):
                 if task is not None:
                     task.cancel()
                     task.add_done_callback(_is_read)
             self._session.detach(self.outbox)
 
-    async def _write(self, frames: list[pb.Frame]) -> None:
-        await self._context.write(pb.ConnectResponse(frames=frames))
+    async def _beat_on(self) -> None:
+        """Say that this process lives, whatever it reads or does not read meanwhile."""
+        while self._beat_s:
+            await asyncio.sleep(max(_LEAST_BEAT_S, self._beat_s))
+            self._beat()
+
+    def _beat(self) -> None:
+        count = self._house.others_count(self._session.session_id)
+        self.outbox.beat(pb.Beat(other_actor_count=count))
+
+    async def _write(self, message: pb.ConnectResponse) -> None:
+        await self._context.write(message)
         if self.outbox.is_crowded:
-            self._session.heard()  # it reads, slowly; meanwhile nothing is read from it
+            self._session.heard()  # it reads, slowly; meanwhile its own word may have to wait
 
     async def _read(self) -> list[Problem]:
         read = self._context.read
@@ -254,8 +268,8 @@ class _Connection:
             if problems := _too_many(request):
                 return problems
             self._heard(request.frames)
-            if self.outbox.is_crowded:
-                await self.outbox.room()
+            if self.outbox.is_full:
+                await self.outbox.space()
         return []
 
     def _heard(self, frames: Any) -> None:
@@ -278,8 +292,7 @@ class _Connection:
                 else:
                     self._proc.rank_failed(frame.failure)
             elif kind == "beat":
-                count = self._house.others_count(self._session.session_id)
-                self.outbox.put(pb.Frame(beat=pb.Beat(other_actor_count=count)))
+                self._beat()
 
     def _called(self, frame_id: int, call: pb.CallFrame) -> None:
         is_taken = frame_id in self._running
@@ -294,7 +307,7 @@ class _Connection:
             )
             self.outbox.put(pb.Frame(frame_id=0 if call.is_cast else frame_id, error=error))
             return
-        message = Message(call, frame_id, self.outbox.put, self._over, self.outbox)
+        message = Message(call, frame_id, self.outbox, self._over)
         if call.is_cast:
             self._casts[message] = call.target_id
         else:

@@ -10,15 +10,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from stagekeeper.actor.call_context import CallContext
-from stagekeeper.actor.connection.outbox import Outbox
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.v1.types_pb2 import Payload
 
-Answer = Callable[[pb.Frame, int], None]
-"""Takes a frame and about how many bytes of payload it has."""
+
+class WayBack(Protocol):
+    """Where answers wait for the other end to read them."""
+
+    @property
+    def is_crowded(self) -> bool: ...
+
+    async def room(self) -> None:
+        """Return when it is not crowded any more."""
+        ...
+
+    def add(self, payload_bytes: int = 0) -> pb.Frame:
+        """Queue a frame, to be filled at once."""
+        ...
+
 
 _VALUES_IN_A_TURN: Final = 16
 """After so many an async generator lets others run, also one that never awaits anything."""
@@ -30,18 +42,16 @@ class Message(CallContext):
     Args:
         frame: as it came.
         frame_id: pairs the answer with it.
-        answer: where answers go.
+        way_back: where answers go.
         on_end: called once, when nothing more will be said about it.
-        outbox: where answers wait for the other end to read them.
     """
 
     __slots__ = (
         "_allowed",
-        "_answer",
         "_has_room",
         "_made",
         "_on_end",
-        "_outbox",
+        "_way_back",
         "began",
         "endpoint",
         "frame_id",
@@ -58,9 +68,8 @@ class Message(CallContext):
         self,
         frame: pb.CallFrame,
         frame_id: int,
-        answer: Answer,
+        way_back: WayBack,
         on_end: Callable[[Message], None],
-        outbox: Outbox | None = None,
     ) -> None:
         timeout_s = frame.timeout_s if frame.HasField("timeout_s") else None
         super().__init__(None if timeout_s is None else time.monotonic() + timeout_s)
@@ -73,9 +82,8 @@ class Message(CallContext):
         self.began = False
         self.is_over = False
         self.last_progress = time.monotonic()
-        self._answer = answer
         self._on_end = on_end
-        self._outbox = outbox
+        self._way_back = way_back
         self.is_held_up = False
         """It waits for its reader, and is not to blame for making no progress."""
         # Written by two threads at most, each its own: values made by who makes them, values
@@ -89,15 +97,15 @@ class Message(CallContext):
         """Whether the caller reads slowly, so that what yields values waits for `room`."""
         if self._allowed and self._made >= self._allowed:
             return not self.is_cast
-        return self._outbox is not None and self._outbox.is_crowded
+        return self._way_back.is_crowded
 
     async def room(self) -> None:
         """Return when the caller has read enough, or nobody waits any more."""
         self.is_held_up = True
         try:
             while self.is_crowded and not (self.is_over or self.cancelled):
-                if self._outbox is not None and self._outbox.is_crowded:
-                    await self._outbox.room()
+                if self._way_back.is_crowded:
+                    await self._way_back.room()
                     continue
                 if self._has_room is None:
                     self._has_room = asyncio.Event()
@@ -146,8 +154,7 @@ class Message(CallContext):
     def put_value(self, payload: Payload) -> None:
         """Put a value that was counted on its way; in the loop's thread."""
         if not self.is_over and not self.is_cast:
-            reply = pb.Reply(payload=payload, has_more=True)
-            self._answer(pb.Frame(frame_id=self.frame_id, reply=reply), len(payload.data))
+            self._reply(payload).has_more = True
 
     def answer(self, payload: Payload | None) -> None:
         """Answer, or with None end a stream of values."""
@@ -158,10 +165,18 @@ class Message(CallContext):
             payload = None
         self.is_over = True
         if not self.is_cast:
-            reply = pb.Reply() if payload is None else pb.Reply(payload=payload)
-            size = 0 if payload is None else len(payload.data)
-            self._answer(pb.Frame(frame_id=self.frame_id, reply=reply), size)
+            self._reply(payload)
         self._on_end(self)
+
+    def _reply(self, payload: Payload | None) -> pb.Reply:
+        frame = self._way_back.add(0 if payload is None else len(payload.data))
+        frame.frame_id = self.frame_id
+        reply = frame.reply
+        if payload is None:
+            reply.SetInParent()
+        else:
+            reply.payload.CopyFrom(payload)
+        return reply
 
     def refuse(self, error: pb.CallError) -> None:
         """Answer with an error."""
@@ -170,5 +185,7 @@ class Message(CallContext):
         self.is_over = True
         # Of a cast to a failed actor the owner hears; else only its sender can.
         if not self.is_cast or error.reason in ("ACTOR_STOPPED", "ACTOR_UNKNOWN"):
-            self._answer(pb.Frame(frame_id=self.frame_id, error=error), 0)
+            frame = self._way_back.add()
+            frame.frame_id = self.frame_id
+            frame.error.CopyFrom(error)
         self._on_end(self)
