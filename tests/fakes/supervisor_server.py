@@ -69,9 +69,10 @@ class SupervisorServer(DeploymentServiceServicer):
         self.deployments[view.name] = view
         self._change(kind, view, quietly)
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, quietly: bool = False) -> None:
+        """End a deployment; `quietly` tells no watcher."""
         del self.deployments[name]
-        self._change(pb.CHANGE_KIND_REMOVED, pb.Deployment(name=name))
+        self._change(pb.CHANGE_KIND_REMOVED, pb.Deployment(name=name), quietly)
 
     def become_complete(self) -> None:
         self.complete = True

@@ -327,6 +327,17 @@ async def test_unknown_deployment_is_asked_for_before_it_is_refused(servers, sup
     assert caught.value.reason == "DEPLOYMENT_UNKNOWN"
 
 
+async def test_deployment_that_is_gone_is_unknown_before_the_watch_tells(supervisor, client):
+    draining = replica(0, state=types.REPLICA_STATE_DRAINING)
+    supervisor.put(deployment("m", draining, state=types.DEPLOYMENT_STATE_DELETING))
+    with pytest.raises(sdk.NoReplica):
+        await client.call("m", "echo")
+    supervisor.remove("m", quietly=True)
+    with pytest.raises(sdk.NotFound, match="no deployment 'm' any more") as caught:
+        await client.call("m", "echo")
+    assert caught.value.reason == "DEPLOYMENT_UNKNOWN" and caught.value.never_ran
+
+
 async def test_names_are_compared_exactly(servers, supervisor, client):  # U27
     names = ["llama-2", "a-rep1", "x-rank0", "模型 é"]
     for name in names:

@@ -87,7 +87,7 @@ class RoutedCaller:
         self._watch = watch
         self._link = link
         self._stages = stages
-        self._refreshing: dict[str, asyncio.Task[None]] = {}
+        self._refreshing: dict[str, asyncio.Task[bool]] = {}
 
     async def send(
         self,
@@ -195,19 +195,24 @@ class RoutedCaller:
 
     async def _route(self, search: _Search) -> Route:
         search.may_repeat = False
+        is_unknown = False
         if not self._table.is_synced:
             await self._first_routes(search)
         found = self._pick(search, search.stale | search.tried)
         if isinstance(found, NoRoute) and (
             search.is_route_in_doubt or found.what is not Missing.OTHER_REPLICA
         ):
-            await self._refresh(search.deployment, self._left(search))
+            is_unknown = await self._refresh(search.deployment, self._left(search))
             search.is_route_in_doubt = False
             found = self._pick(search, search.stale | search.tried)
         if isinstance(found, NoRoute) and search.tried:
             search.tried.clear()
             found = self._pick(search, search.stale)
         if isinstance(found, NoRoute):
+            if is_unknown:  # the watch has yet to tell that it is gone
+                found = NoRoute(
+                    Missing.DEPLOYMENT, f"there is no deployment {search.deployment!r} any more"
+                )
             raise self._no_route(search, found)
         return found
 
@@ -289,11 +294,13 @@ class RoutedCaller:
 
     # --- a fresh word on one deployment
 
-    async def _refresh(self, deployment: str, left_s: float | None) -> None:
+    async def _refresh(self, deployment: str, left_s: float | None) -> bool:
+        """Ask for one deployment; return whether the supervisor said that there is none."""
         task = self._start_refresh(deployment)
         await asyncio.wait([task], timeout=left_s)
+        return task.done() and not task.cancelled() and task.result()
 
-    def _start_refresh(self, deployment: str) -> asyncio.Task[None]:
+    def _start_refresh(self, deployment: str) -> asyncio.Task[bool]:
         """Ask for one deployment, once however many calls want it."""
         task = self._refreshing.get(deployment)
         if task is None:
@@ -302,7 +309,7 @@ class RoutedCaller:
             task.add_done_callback(lambda _: self._refreshing.pop(deployment, None))
         return task
 
-    async def _ask(self, deployment: str) -> None:
+    async def _ask(self, deployment: str) -> bool:
         try:
             answer: GetDeploymentResponse = await self._link.ask(
                 lambda stub: stub.GetDeployment,
@@ -310,7 +317,9 @@ class RoutedCaller:
                 _REFRESH_TIMEOUT_S,
                 patience_s=0,
             )
-        except StagekeeperError:
-            return  # the routes that are known are the best there is
+        except StagekeeperError as error:
+            # Otherwise the routes that are known are the best there is.
+            return error.reason == "DEPLOYMENT_UNKNOWN"
         self._table.learn(answer.deployment, answer.revision, is_complete=answer.complete)
         self._watch.tell()
+        return False
