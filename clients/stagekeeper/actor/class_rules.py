@@ -1,8 +1,9 @@
 """What the class of an actor may not be: found when the class is made, not when something failed.
 
-Decided here: the rules for `__init__`, `__supervise__` and `__cleanup__`, and the names that no endpoint may
-have because a mesh has them. Not decided here: the endpoints themselves (endpoint). Invariant: a
-class that is made has handlers that can be called as they will be, in the place where they will be.
+Decided here: the rules for `__init__`, `__supervise__` and `__cleanup__`, and the names that no
+endpoint may have because a mesh has them. Not decided here: the endpoints themselves (endpoint).
+Invariant: a class that is made has handlers that can be called as they will be, in the place where
+they will be.
 """
 
 from __future__ import annotations

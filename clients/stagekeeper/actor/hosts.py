@@ -25,7 +25,7 @@ from stagekeeper.actor.owning.local_procs import LocalProcSource
 from stagekeeper.actor.owning.proc_places import ProcFailed, ProcPlaces, ProcSource
 from stagekeeper.actor.owning.proc_views import ProcReference, ProcSlice
 from stagekeeper.actor.owning.procs import ProcMeshControl
-from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
+from stagekeeper.actor.owning.scope import Scope, checked_budget_s, current_scope
 from stagekeeper.actor.owning.spawn_plan import SpawnPlan
 from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
@@ -182,15 +182,14 @@ class ProcMesh:
 
         Raises:
             NotOwner: they belong to somebody else, or this is a slice.
+            ValueError: `budget_s` is below 0.
         """
         if not isinstance(self._procs, ProcMeshControl):
             raise NotOwner(
                 f"{self.name} is a slice, or belongs to another actor: its owner may stop it whole"
             )
         check_is_owner(self._program, self._procs.owner, self.name)
-        return await self._procs.stop(
-            DEFAULT_STOP_BUDGET_S if budget_s is None else max(0.0, budget_s)
-        )
+        return await self._procs.stop(checked_budget_s(budget_s))
 
     def reference(self) -> tuple[str, Place, tuple[int, ...], int]:
         """Return (mesh id, owner, places, size of the whole), for the codec.
@@ -255,7 +254,7 @@ class HostMesh:
             TypeError: `count` is no whole number.
             ValueError: `count` is below 1.
         """
-        if not isinstance(count, int) or isinstance(count, bool):
+        if type(count) is not int:  # True is none either
             raise TypeError(f"spawn_procs takes a number of processes, not {count!r:.80}")
         if count < 1:
             raise ValueError(f"spawn_procs takes at least 1 process, not {count}")

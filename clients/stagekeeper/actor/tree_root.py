@@ -27,7 +27,12 @@ from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.proc_places import is_unconfirmed
-from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
+from stagekeeper.actor.owning.scope import (
+    DEFAULT_STOP_BUDGET_S,
+    Scope,
+    checked_budget_s,
+    current_scope,
+)
 from stagekeeper.actor.program import (
     DEFAULT_LEASE_S,
     Program,
@@ -300,6 +305,7 @@ def root(
         UnhandledFault: on the way out: a failure reached the root, and the hook did not handle it.
         NotStopped: on the way out: all has ended but for processes on hosts that do not answer.
             What left the block, if anything did, goes on instead, with a note of them.
+        ValueError: a number of seconds makes no sense.
     """
     if not 0.05 <= lease_s <= 3_600:
         raise ValueError(f"lease_s has to be within 0.05 and 3,600, not {lease_s}")
@@ -308,6 +314,6 @@ def root(
         endpoint,
         name=name,
         lease_s=lease_s,
-        stop_budget_s=max(0.0, stop_budget_s),
+        stop_budget_s=checked_budget_s(stop_budget_s),
         listen_host=listen_host,
     )

@@ -277,6 +277,19 @@ current_scope: ContextVar[Scope | None] = ContextVar("stagekeeper_scope", defaul
 """Whose code runs here: what it spawns belongs to this scope."""
 
 
+def checked_budget_s(budget_s: float | None) -> float:
+    """Return what a stop may take, the default for None.
+
+    Raises:
+        ValueError: it is below 0.
+    """
+    if budget_s is None:
+        return DEFAULT_STOP_BUDGET_S
+    if not budget_s >= 0.0:
+        raise ValueError(f"a stop has 0 seconds or more, not {budget_s}")
+    return float(budget_s)
+
+
 def sender_name() -> str:
     """Return who sends a message from here, for people."""
     scope = current_scope.get()
