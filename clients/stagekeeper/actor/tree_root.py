@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 from stagekeeper.actor import reference_codec  # noqa: F401  (lets meshes travel)
 from stagekeeper.actor.actor import Actor
-from stagekeeper.actor.errors import NotStopped
-from stagekeeper.actor.failure import MeshFailure
+from stagekeeper.actor.errors import NotStopped, UnhandledFault
+from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.hook import call_hook, install_excepthook
 from stagekeeper.actor.hosts import HostMesh
 from stagekeeper.actor.identity import ActorIdentity
@@ -77,6 +77,7 @@ class Root:
         self._warden: Warden | None = None
         self._watching_warden: asyncio.Task[None] | None = None
         self._is_ending = False
+        self._is_left_on_purpose = False
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where SIGTERM is listened to; None when it is not."""
 
@@ -118,6 +119,7 @@ class Root:
     ) -> None:
         self._is_ending = True
         self._leave_sigterm()
+        self._is_left_on_purpose = _is_purpose(exc if self._fault is None else self._fault)
         try:
             await self._end()
         finally:
@@ -144,7 +146,7 @@ class Root:
         for problem in await self._scope.stop(self._stop_budget_s, None):
             if is_unconfirmed(problem):
                 self._unconfirmed.append(problem)
-            else:
+            elif not self._only_logs(problem):
                 await self._ask_hook(problem)
         # Actors of this process that were not through within the budget: they end here or never.
         await self._program.house.stop_all(0.0)
@@ -259,9 +261,18 @@ class Root:
 
     def _ask_hook_about_end(self, failure: MeshFailure, error: BaseException | None) -> None:
         """What came while the tree was being stopped: nobody but the hook is left."""
+        if self._only_logs(failure):
+            return
         fault = call_hook(failure)
         if fault is not None and self._fault is None:
             self._fault = fault
+
+    def _only_logs(self, problem: MeshFailure) -> bool:
+        """Log an error of a cleanup where it would take the place of what ends the program."""
+        if not (self._is_left_on_purpose and problem.kind is FailureKind.CLEANUP_RAISED):
+            return False
+        _log.warning("while the tree ended: %s", problem.summary)
+        return True
 
     # --- what ends the tree when this program is killed
 
@@ -278,6 +289,12 @@ class Root:
                 return
             _log.warning("the warden of this tree ended; another one takes its place")
             self._warden = start_warden(self._program.tree_path)
+
+
+def _is_purpose(error: BaseException | None) -> bool:
+    """Return whether the block is left by Ctrl-C, a cancellation or an exit, and not a failure."""
+    exits = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+    return isinstance(error, exits) and not isinstance(error, UnhandledFault)
 
 
 def root(

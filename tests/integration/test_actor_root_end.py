@@ -1,0 +1,54 @@
+"""How the block of a root is left, with an actor in this very process. No process is started."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+import stagekeeper.actor as public
+from stagekeeper.actor import Actor, MeshFailure, UnhandledFault, endpoint, root, this_proc
+
+
+class Messy(Actor):
+    @endpoint
+    async def step(self) -> int:
+        return 1
+
+    def __cleanup__(self, exc: BaseException | None) -> None:
+        raise OSError("no space left")
+
+
+async def leave_by(error: BaseException | None, told: list[MeshFailure]) -> None:
+    def hook(failure: MeshFailure) -> None:
+        told.append(failure)
+        raise UnhandledFault(failure)
+
+    before = public.unhandled_fault_hook
+    try:
+        async with root():
+            public.unhandled_fault_hook = hook
+            assert await this_proc().spawn("messy", Messy).step.call_one() == 1
+            if error is not None:
+                raise error
+    finally:
+        public.unhandled_fault_hook = before
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_an_error_of_a_cleanup_does_not_replace_what_ends_the_program(error, caplog):
+    told: list[MeshFailure] = []
+    caplog.set_level(logging.WARNING, "stagekeeper.actor")
+    with pytest.raises(type(error)) as caught:
+        await leave_by(error, told)
+    assert caught.value is error and told == []
+    assert [it for it in caplog.messages if "no space left" in it]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("bad")])
+async def test_otherwise_it_reaches_the_hook(error):
+    told: list[MeshFailure] = []
+    with pytest.raises(UnhandledFault):
+        await leave_by(error, told)
+    assert len(told) == 1 and "no space left" in told[0].summary
