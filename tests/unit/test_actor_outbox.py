@@ -181,7 +181,12 @@ async def test_a_call_is_whole_on_its_way():
     link.cast("a", "add", payload, "test")
 
     called, told = link._outbox.unsent()
-    common: dict[str, Any] = {"target_id": "a", "endpoint": "add", "payload": payload, "sender": "test"}
+    common: dict[str, Any] = {
+        "target_id": "a",
+        "endpoint": "add",
+        "payload": payload,
+        "sender": "test",
+    }
     assert called == pb.Frame(frame_id=1, call=pb.CallFrame(**common))
     assert told == pb.Frame(call=pb.CallFrame(is_cast=True, **common))
     await link._channel.close()
