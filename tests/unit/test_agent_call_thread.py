@@ -116,5 +116,5 @@ async def test_two_that_wait_for_one_piece_of_work_share_the_next_one_too():
         await thread.run()
         return await thread.run()
 
-    assert await asyncio.gather(twice(), twice()) == [2, 2]
+    assert [*await asyncio.gather(twice(), twice())] == [2, 2]
     assert runs == [0, 1]
