@@ -9,6 +9,7 @@ import pytest
 
 import stagekeeper.actor as public
 from stagekeeper.actor import Actor, MeshFailure, UnhandledFault, endpoint, root, this_proc
+from stagekeeper.actor.testing import tree
 
 
 class Messy(Actor):
@@ -52,3 +53,14 @@ async def test_otherwise_it_reaches_the_hook(error):
     with pytest.raises(UnhandledFault):
         await leave_by(error, told)
     assert len(told) == 1 and "no space left" in told[0].summary
+
+
+async def test_a_test_that_fails_tells_the_failures_of_its_tree_too():
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with tree():
+            assert await this_proc().spawn("messy", Messy).step.call_one() == 1
+            raise ZeroDivisionError
+    assert "no space left" in "".join(caught.value.__notes__)
+    with pytest.raises(AssertionError, match="no space left"):
+        async with tree():
+            assert await this_proc().spawn("messy", Messy).step.call_one() == 1

@@ -394,8 +394,10 @@ def test_argument_that_cannot_travel_is_named_as_its_caller_knows_it(args, kwarg
 
 
 def test_argument_that_is_too_large_is_named():
-    with pytest.raises(PayloadTooLarge, match=r"in batch\['x'\]: send it in parts"):
+    with pytest.raises(PayloadTooLarge, match=r"in batch\['x'\]: send it in parts") as caught:
         codec.encode_arguments(({"x": b"y" * (33 * 1024 * 1024)}, 1), {}, names=("batch",))
+    assert caught.value.problem.startswith("it has 346030")
+    assert caught.value.problem.endswith(f"and {MAX_PAYLOAD_BYTES} are allowed: send it in parts")
 
 
 class Handle:

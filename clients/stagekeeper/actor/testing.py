@@ -62,9 +62,11 @@ class TestTree:
             await self._root.__aexit__(exc_type, exc, trace)
         finally:
             public.unhandled_fault_hook = self._hook_before
-        if exc is None and self.failures:
-            told = "\n".join(map(str, self.failures))
-            raise AssertionError(f"failures that the test did not ask for:\n{told}")
+        if self.failures:
+            told = "failures that the test did not ask for:\n" + "\n".join(map(str, self.failures))
+            if exc is None:
+                raise AssertionError(told)
+            exc.add_note(told)  # it may well come of them
 
     # --- what went wrong
 

@@ -278,7 +278,10 @@ def _encoded(encoder: Callable[[Any], bytes], value: object, place: Place = str)
     if len(data) > MAX_PAYLOAD_BYTES:
         path, size = _largest(encoder, value)
         where = place(path)
-        problem = f"{size} bytes of {len(data)}, and {MAX_PAYLOAD_BYTES} are allowed"
+        problem = (
+            f"it has {size} bytes, all that is sent together {len(data)}, and {MAX_PAYLOAD_BYTES} "
+            "are allowed: send it in parts"
+        )
         raise PayloadTooLarge(
             f"the payload has {len(data)} bytes, {MAX_PAYLOAD_BYTES} are allowed; most of them "
             f"({size}) in {where}: send it in parts",
