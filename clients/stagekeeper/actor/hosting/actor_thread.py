@@ -16,7 +16,20 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_Piece = tuple[Callable[[], Any], "asyncio.Future[Any]", contextvars.Context]
+_Piece = tuple[Callable[[], Any], "asyncio.Future[Any]", contextvars.Context, str]
+
+
+def passable(error: BaseException) -> BaseException:
+    """Return an error that code raised as one that tasks can pass on.
+
+    Python ends coroutines and generators by these two: raised into one that waits for an outcome
+    they would end it, without a word to anybody.
+    """
+    if not isinstance(error, StopIteration | GeneratorExit):
+        return error
+    passed = RuntimeError(f"{type(error).__name__} was raised by an actor's code")
+    passed.__cause__ = error
+    return passed
 
 
 class ActorThread:
@@ -29,17 +42,23 @@ class ActorThread:
         self._unsettled = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self.running = ""
+        """What runs now, of what was handed in; for people."""
 
     def run(
-        self, piece: Callable[[], Result], context: contextvars.Context
+        self, piece: Callable[[], Result], context: contextvars.Context, what: str
     ) -> asyncio.Future[Result]:
-        """Run `piece` when all before it have run. Cancelling the future does not stop it."""
+        """Run `piece` when all before it have run. Cancelling the future does not stop it.
+
+        Args:
+            what: its name, for people.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         if self._loop is None:
             self._loop = loop
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        self._pieces.put((piece, future, context))
+        self._pieces.put((piece, future, context, what))
         self._unsettled += 1
         self._is_idle.clear()
         return future
@@ -60,13 +79,14 @@ class ActorThread:
 
     def _work(self) -> None:
         while (item := self._pieces.get()) is not None:
-            piece, future, context = item
+            piece, future, context, self.running = item
             result: Any = None
             error: BaseException | None = None
             try:
                 result = context.run(piece)
             except BaseException as raised:
                 error = raised
+            self.running = ""
             try:
                 assert self._loop is not None
                 self._loop.call_soon_threadsafe(self._settle, future, result, error)
@@ -84,7 +104,5 @@ class ActorThread:
             return
         if error is None:
             future.set_result(result)
-        elif isinstance(error, StopIteration):
-            future.set_exception(RuntimeError("StopIteration was raised out of an endpoint"))
         else:
-            future.set_exception(error)
+            future.set_exception(passable(error))

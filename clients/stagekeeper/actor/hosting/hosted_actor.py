@@ -13,7 +13,7 @@ import contextvars
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -26,7 +26,7 @@ from stagekeeper.actor.failing import cut_off, failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.actor_place import ActorPlace
-from stagekeeper.actor.hosting.actor_thread import ActorThread
+from stagekeeper.actor.hosting.actor_thread import ActorThread, passable
 from stagekeeper.actor.hosting.answers import (
     FailureAsError,
     died_error,
@@ -49,6 +49,7 @@ LEAST_CLEANUP_S: Final = 1.0
 """What `__cleanup__` gets even when the budget was used up by messages."""
 
 _SUPERVISE_LIMIT_S: Final = 30.0
+_CLEANUP: Final = "__cleanup__"
 
 
 class ActorState(Enum):
@@ -95,7 +96,7 @@ class HostedActor:
         self._is_stall_told = False
         self._actor: Actor | None = None
         self._thread = ActorThread(identity.name)
-        self._turns = SerialTurns(self._thread)
+        self._turns = SerialTurns(self._thread, self._turns_broke)
         self._context = _context_of(identity, scope)
         self._inbox = Inbox(
             identity,
@@ -141,7 +142,7 @@ class HostedActor:
             return cls(*args, **kwargs)
 
         try:
-            actor = await self._thread.run(make, self._context.copy())
+            actor = await self._thread.run(make, self._context.copy(), "__init__")
         except (SystemExit, KeyboardInterrupt) as error:
             self.on_exit(error)
             raise
@@ -196,6 +197,12 @@ class HostedActor:
         self.fail_with(failure, error)
 
     # --- failing
+
+    def _turns_broke(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            return  # the whole process ends by it
+        what = f"{self.identity.name} runs no plain code any more"
+        self.fail_with(self._failure_from(FailureKind.UNHANDLED, error, what), error)
 
     def fail_with(self, failure: MeshFailure, error: BaseException | None = None) -> None:
         """Fail: callers are told, then the owner, then all below ends. Only the first counts.
@@ -295,7 +302,7 @@ class HostedActor:
     async def _cleanup(self, error: BaseException | None, budget_s: float) -> MeshFailure | None:
         """Run `__cleanup__`, once, within the budget; return what went wrong."""
         actor = self._actor
-        cleanup = getattr(actor, "__cleanup__", None)
+        cleanup = getattr(actor, _CLEANUP, None)
         if cleanup is None:
             return None
         self._turns.close()
@@ -304,16 +311,19 @@ class HostedActor:
         try:
             async with limit:
                 if inspect.iscoroutinefunction(cleanup):
-                    await asyncio.create_task(cleanup(error), context=context)
+                    await asyncio.create_task(_contained(cleanup(error)), context=context)
                 else:
-                    await self._thread.run(lambda: cleanup(error), context)
+                    await self._thread.run(lambda: cleanup(error), context, _CLEANUP)
         except (SystemExit, KeyboardInterrupt) as wish:
             self.on_exit(wish)
             raise
         except BaseException as raised:
             if limit.expired():
-                what = f"{self.identity.name}: __cleanup__ did not end within {budget_s:.3g} s"
-                return self._failure(FailureKind.CLEANUP_RAISED, what)
+                name, before = self.identity.name, self._thread.running
+                what = f"did not end within {budget_s:.3g} s"
+                if before not in ("", _CLEANUP):
+                    what = f"could not begin within {budget_s:.3g} s: {name}.{before} still runs"
+                return self._failure(FailureKind.CLEANUP_RAISED, f"{name}: {_CLEANUP} {what}")
             if isinstance(raised, asyncio.CancelledError) and is_own_cancellation():
                 raise
             return self._failure_from(
@@ -347,7 +357,7 @@ class HostedActor:
             return is_handled
 
         async def ask_async() -> bool:
-            is_handled = bool(await handler(failure))
+            is_handled = bool(await _contained(handler(failure)))
             if is_handled:
                 self.scope.answered()
             return is_handled
@@ -356,7 +366,7 @@ class HostedActor:
             if inspect.iscoroutinefunction(handler):
                 return await asyncio.create_task(ask_async(), context=context)
             if any(not it.kind.is_async for it in actor.__endpoints__.values()):
-                return await self._turns.urgent(ask, context)
+                return await self._turns.urgent(ask, context, "__supervise__")
             return context.run(ask)
 
     # --- looking
@@ -410,6 +420,13 @@ def _context_of(identity: ActorIdentity, scope: Scope) -> contextvars.Context:
     outside.place = ActorPlace(identity)
     context.run(enter_call, outside)
     return context
+
+
+async def _contained(work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except GeneratorExit as error:
+        raise passable(error) from error
 
 
 def _of(message: Message) -> dict[str, str]:

@@ -217,7 +217,7 @@ class Inbox:
             return None
 
         try:
-            message.answer(await self._thread.run(run, context))
+            message.answer(await self._thread.run(run, context, endpoint.name))
         except (SystemExit, KeyboardInterrupt) as error:
             self._on_exit(error)
             raise

@@ -1,7 +1,7 @@
 """The turns of an actor's plain code: failures before messages, one at a time, in one thread.
 
-Decided here: what comes next. Invariant: a piece begins only when the one before it has ended,
-and no queued message goes before a failure that is known.
+Decided here: what comes next. Invariants: a piece begins only when the one before it has ended,
+and no queued message goes before a failure that is known; turns that can go on no more say so.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ Turn = Callable[[], Awaitable[None]]
 
 
 class SerialTurns:
-    """Hands out turns in an actor's thread. For the loop's thread only."""
+    """Hands out turns in an actor's thread. For the loop's thread only.
 
-    def __init__(self, thread: ActorThread) -> None:
+    Args:
+        on_broken: called with what was raised out of a turn: no other one will come.
+    """
+
+    def __init__(self, thread: ActorThread, on_broken: Callable[[BaseException], None]) -> None:
         self._thread = thread
+        self._on_broken = on_broken
         self._urgent: deque[Turn] = deque()
         self._queued: deque[Turn] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -33,7 +38,9 @@ class SerialTurns:
         self._queued.append(turn)
         self._wake()
 
-    async def urgent(self, piece: Callable[[], Result], context: contextvars.Context) -> Result:
+    async def urgent(
+        self, piece: Callable[[], Result], context: contextvars.Context, what: str
+    ) -> Result:
         """Run `piece` in the next turn, and return what it returns.
 
         Cancelled before its turn it does not run; cancelled within, its result is lost.
@@ -44,7 +51,7 @@ class SerialTurns:
             if outcome.done():
                 return
             try:
-                result = await self._thread.run(piece, context)
+                result = await self._thread.run(piece, context, what)
             except BaseException as error:
                 if not outcome.done():
                     outcome.set_exception(error)
@@ -67,8 +74,14 @@ class SerialTurns:
     def _wake(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="actor turns")
+            self._task.add_done_callback(self._over)
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_broken(error)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,164 @@
+"""One actor in its process, without any connection: what odd code of its own can do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from stagekeeper.actor import Actor, endpoint
+from stagekeeper.actor.connection.outbox import Outbox
+from stagekeeper.actor.hosting import hosted_actor
+from stagekeeper.actor.hosting.house import House
+from stagekeeper.actor.hosting.message import Message
+from stagekeeper.actor.hosting.sessions import Session
+from stagekeeper.v1 import actor_service_pb2 as actor_pb
+from stagekeeper.v1 import stage_service_pb2 as pb
+from stagekeeper.wire.payload import encode_arguments
+
+GATE = threading.Event()
+SOON_S = 10.0
+
+
+class Odd(Actor):
+    """Raises what ends generators, and blocks its thread."""
+
+    def __init__(self, raises_in_cleanup: bool = False) -> None:
+        self._raises_in_cleanup = raises_in_cleanup
+
+    @endpoint
+    def leave(self) -> None:
+        raise GeneratorExit
+
+    @endpoint
+    def add(self, x: int, y: int) -> int:
+        return x + y
+
+    @endpoint
+    def block(self) -> None:
+        assert GATE.wait(SOON_S)
+
+    def __cleanup__(self, exc: BaseException | None) -> None:
+        if self._raises_in_cleanup:
+            raise GeneratorExit
+
+
+class OddAsync(Actor):
+    @endpoint
+    async def leave(self) -> None:
+        raise GeneratorExit
+
+    @endpoint
+    async def add(self, x: int, y: int) -> int:
+        return x + y
+
+    async def __cleanup__(self, exc: BaseException | None) -> None:
+        raise GeneratorExit
+
+
+class Hosted:
+    """A house with one owner; `call` does what a connection would."""
+
+    def __init__(self) -> None:
+        self.house = House(refuse_class=lambda _: "")
+        self.news: list[pb.RankFailed] = []
+        self._session: Any = Session("owner", lease_s=60, is_same_host=True, on_over=lambda _: None)
+        self._session.push_failure = self.news.append
+
+    def request(self, cls: type[Actor], *args: Any) -> actor_pb.SpawnActorRequest:
+        return actor_pb.SpawnActorRequest(
+            actor_id=cls.__name__,
+            mesh_name="odd",
+            size=1,
+            entrypoint=f"{__name__}:{cls.__name__}",
+            arguments=encode_arguments(args, {}),
+        )
+
+    async def spawn(self, cls: type[Actor], *args: Any) -> str:
+        assert await self.house.spawn(self.request(cls, *args), self._session) is None
+        return cls.__name__
+
+    def send(self, actor_id: str, name: str, *args: Any, is_cast: bool = False) -> Answer:
+        answer = Answer()
+        call = pb.CallFrame(
+            target_id=actor_id, endpoint=name, payload=encode_arguments(args, {}), is_cast=is_cast
+        )
+
+        def over(message: Message) -> None:
+            self.house.over(actor_id, message)
+            answer.is_over.set()
+
+        self.house.take(actor_id, Message(call, 1, answer, over))
+        return answer
+
+    async def call(self, actor_id: str, name: str, *args: Any) -> pb.Frame:
+        answer = self.send(actor_id, name, *args)
+        await asyncio.wait_for(answer.is_over.wait(), SOON_S)
+        (frame,) = answer.unsent()
+        return frame
+
+    async def stop(self, actor_id: str, budget_s: float = SOON_S) -> actor_pb.StopActorResponse:
+        request = actor_pb.StopActorRequest(actor_id=actor_id, budget_s=budget_s)
+        return await asyncio.wait_for(self.house.stop(request), SOON_S)
+
+
+class Answer(Outbox):
+    def __init__(self) -> None:
+        super().__init__(pb.ConnectResponse)
+        self.is_over = asyncio.Event()
+
+
+@asynccontextmanager
+async def hosted() -> AsyncIterator[Hosted]:
+    it = Hosted()
+    GATE.clear()
+    try:
+        yield it
+    finally:
+        GATE.set()
+        await it.house.stop_all(1.0)
+
+
+@pytest.mark.parametrize("cls", [Odd, OddAsync])
+async def test_what_ends_generators_ends_one_call_and_no_actor(cls):
+    async with hosted() as it:
+        actor_id = await it.spawn(cls, *[True] * (cls is Odd))
+
+        error = (await it.call(actor_id, "leave")).error
+
+        assert error.reason == "ENDPOINT_RAISED" and "GeneratorExit" in error.message
+        assert (await it.call(actor_id, "add", 1, 2)).HasField("reply")
+        stopped = await it.stop(actor_id)
+        assert "GeneratorExit" in stopped.cleanup_failure.message
+        assert not stopped.is_stuck
+
+
+async def test_turns_that_break_end_the_actor_and_are_told():
+    async with hosted() as it:
+        actor_id = await it.spawn(Odd)
+
+        async def broken() -> None:
+            raise LookupError("what nobody foresaw")
+
+        it.house._actors[actor_id]._turns.queue(broken)
+        error = (await it.call(actor_id, "add", 1, 2)).error
+
+        assert error.reason == "ACTOR_FAILED"
+        assert "what nobody foresaw" in it.news[0].failure.message
+
+
+async def test_a_cleanup_that_cannot_begin_says_what_still_runs(monkeypatch):
+    monkeypatch.setattr(hosted_actor, "LEAST_CLEANUP_S", 0.1)
+    async with hosted() as it:
+        actor_id = await it.spawn(Odd)
+        it.send(actor_id, "block")
+
+        stopped = await it.stop(actor_id, 0.0)
+
+        told = stopped.cleanup_failure.message
+        assert "__cleanup__ could not begin" in told and "odd.block still runs" in told
+        assert stopped.unrun[0].endpoint == "block"
