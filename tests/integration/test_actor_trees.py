@@ -782,8 +782,10 @@ async def test_an_error_of_a_message_that_runs_during_a_stop_is_not_lost(tree, j
     assert await first == "one"
 
 
-async def test_nothing_is_spawned_in_processes_that_were_stopped_and_that_is_no_failure(tree):
-    procs = this_host().spawn_procs(1, name="stopped")
+async def test_nothing_is_spawned_in_processes_that_were_stopped_and_that_is_no_failure(
+    tree, procs
+):
+    shared, procs = procs, this_host().spawn_procs(1, name="stopped")
     worker = procs.spawn("worker", Worker)
     stop = asyncio.create_task(procs.stop())
     await asyncio.sleep(0)
@@ -794,6 +796,13 @@ async def test_nothing_is_spawned_in_processes_that_were_stopped_and_that_is_no_
     assert (await stop).is_clean
     with pytest.raises(MeshStopped):
         await procs.ready(LONG_S)
+    for home in (this_proc(), shared[0:1]):
+        manager = home.spawn("manager", Manager)
+        await manager.spawn_in.call_one(procs)
+        guest = await manager.mesh.call_one(1)
+        with pytest.raises(MeshStopped):
+            await guest.add.call_one(1, 2)
+        assert await manager.failures_told.call_one() == []
     with pytest.raises(MeshStopped):
         await worker.add.call_one(1, 2)
 

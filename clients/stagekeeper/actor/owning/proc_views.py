@@ -6,21 +6,17 @@ told of it, as long as the owner can be asked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import grpc
-
+from stagekeeper.actor.errors import MeshStopped
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto
+from stagekeeper.actor.owning.mesh_owner import MeshOwner
 from stagekeeper.actor.owning.proc_places import ProcFailed, ProcPlaces
 from stagekeeper.actor.place import Place, place_from_proto
-from stagekeeper.v1 import actor_service_pb2 as pb
 
 if TYPE_CHECKING:
     from stagekeeper.actor.program import Program
-
-_ASK_LIMIT_S: Final = 2.0
-"""How long the owner of a process may take to say how it ended."""
 
 
 class ProcReference:
@@ -34,7 +30,7 @@ class ProcReference:
         self.mesh_id = mesh_id
         self.mesh_name = name
         self.owner = owner
-        self._program = program
+        self._asked = MeshOwner(program, mesh_id, name, owner)
         self._size = size
 
     @property
@@ -49,49 +45,25 @@ class ProcReference:
         return ""
 
     async def place(self, rank: int) -> Place:
-        found = (await self._ask())[rank]
+        found = (await self._asked.places())[rank]
         if found.HasField("failure"):
             raise ProcFailed(failure_from_proto(found.failure))
+        if not found.address:
+            raise MeshStopped(f"{self.mesh_name} was stopped: nothing is spawned there")
         return place_from_proto(found)
 
     async def end_of(self, place: Place) -> MeshFailure | None:
-        request = pb.GetMeshRequest(
-            token=self._program.token, mesh_id=self.mesh_id, ended_id=place.instance_id
-        )
         try:
-            link = self._program.links.to(self.owner)
-            await link.connected()
-            response = await link.actors.GetMesh(request, timeout=_ASK_LIMIT_S)
-        except (grpc.RpcError, ConnectionError):
+            return await self._asked.end_of(place.instance_id)
+        except MeshStopped:
             return None
-        return failure_from_proto(response.end) if response.HasField("end") else None
 
     async def kill(self, instance_id: str) -> None:
         """Have its owner kill it, and put a new one in its place."""
-        await self._replace([instance_id], kill=True)
+        await self._asked.respawn_procs([instance_id], kills=True)
 
     async def replace_ended(self, instance_ids: list[str]) -> None:
-        await self._replace(instance_ids, kill=False)
-
-    async def _replace(self, instance_ids: list[str], *, kill: bool) -> None:
-        link = self._program.links.to(self.owner)
-        await link.connected()
-        await link.actors.RespawnProcs(
-            pb.RespawnProcsRequest(
-                token=self._program.token,
-                mesh_id=self.mesh_id,
-                instance_ids=instance_ids,
-                kill=kill,
-            )
-        )
-
-    async def _ask(self) -> list[pb.RankPlace]:
-        link = self._program.links.to(self.owner)
-        await link.connected()
-        response = await link.actors.GetMesh(
-            pb.GetMeshRequest(token=self._program.token, mesh_id=self.mesh_id)
-        )
-        return list(response.places)
+        await self._asked.respawn_procs(instance_ids, kills=False)
 
 
 class ProcSlice:

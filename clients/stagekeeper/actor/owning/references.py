@@ -11,26 +11,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from stagekeeper.actor.connection.link import Link, PendingCall
+from stagekeeper.actor.errors import MeshStopped
 from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
+from stagekeeper.actor.owning.mesh_owner import MeshOwner
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.place import Place, place_from_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 from stagekeeper.v1 import stage_service_pb2 as stage_pb
+from stagekeeper.wire.error_details import describe
 
 if TYPE_CHECKING:
     from stagekeeper.actor.program import Program
 
 _log = logging.getLogger("stagekeeper.actor")
-
-_ASK_LIMIT_S: Final = 2.0
-"""How long the owner may take to say how a rank ended that a caller has lost."""
 
 
 class ReferenceKeeper:
@@ -45,6 +45,7 @@ class ReferenceKeeper:
         self.mesh_name = name
         self.owner = owner
         self._program = program
+        self._asked = MeshOwner(program, mesh_id, name, owner)
         self.ranks: tuple[ActorRank, ...] = tuple(
             ActorRank(self, rank, is_reference=True) for rank in range(size)
         )
@@ -99,18 +100,12 @@ class ReferenceKeeper:
     async def _seek(self) -> None:
         while True:
             try:
-                places = await self._ask()
+                places = await self._asked.places()
+            except MeshStopped:
+                self._end_others(None)
+                return
             except (grpc.RpcError, ConnectionError) as error:
-                is_stopped = (
-                    isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND
-                )
-                for rank in self.ranks:
-                    if rank.state is RankState.UP:
-                        continue
-                    if is_stopped:
-                        rank.stopped()
-                    else:
-                        self._fail(rank, self._owner_gone(rank, error))
+                self._end_others(self._nobody_says(error))
                 return
             await asyncio.gather(
                 *(self._place(rank, place) for rank, place in zip(self.ranks, places, strict=True))
@@ -134,47 +129,41 @@ class ReferenceKeeper:
         if found.HasField("failure"):
             self._fail(rank, failure_from_proto(found.failure))
             return
+        if not found.address:  # it was stopped before it was anywhere
+            rank.stopped()
+            return
         place = place_from_proto(found)
         link = self._program.links.to(place)
         try:
             await link.connected()
         except ConnectionError:
-            self._fail(rank, await self._how_ended(rank, found.actor_id, link))
+            try:
+                self._fail(rank, await self._how_ended(rank, found.actor_id, link))
+            except MeshStopped:
+                rank.stopped()
             return
         rank.up(link, found.actor_id, place)
 
     async def _judge_loss(
         self, rank: ActorRank, actor_id: str, link: Link, calls: list[PendingCall]
     ) -> None:
-        failure = await self._how_ended(rank, actor_id, link)
+        try:
+            failure = await self._how_ended(rank, actor_id, link)
+        except MeshStopped:  # but nobody told those who wait that their calls did not run
+            failure = self._end_of(rank, self._program.unexplained_end(link))
         if rank.actor_id == actor_id:
             self._fail(rank, failure, calls)
         else:
             rank.end_calls_with(calls, failure)
 
     async def _how_ended(self, rank: ActorRank, actor_id: str, link: Link) -> MeshFailure:
-        """Ask the owner how an actor ended; what is seen from here, where it does not know."""
-        failure = self._end_of(rank, self._program.unexplained_end(link))
-        request = pb.GetMeshRequest(
-            token=self._program.token, mesh_id=self.mesh_id, ended_id=actor_id
-        )
-        try:
-            owner = self._program.links.to(self.owner)
-            await owner.connected()
-            response = await owner.actors.GetMesh(request, timeout=_ASK_LIMIT_S)
-            if response.HasField("end"):
-                failure = failure_from_proto(response.end)
-        except (grpc.RpcError, ConnectionError):
-            pass
-        return failure
+        """Ask the owner how an actor ended; what is seen from here, where it does not know.
 
-    async def _ask(self) -> list[pb.RankPlace]:
-        link = self._program.links.to(self.owner)
-        await link.connected()
-        response = await link.actors.GetMesh(
-            pb.GetMeshRequest(token=self._program.token, mesh_id=self.mesh_id)
-        )
-        return list(response.places)
+        Raises:
+            MeshStopped: the owner has stopped the mesh since.
+        """
+        end = await self._asked.end_of(actor_id)
+        return end or self._end_of(rank, self._program.unexplained_end(link))
 
     def _end_of(self, rank: ActorRank, end: MeshFailure) -> MeshFailure:
         return replace(
@@ -185,17 +174,29 @@ class ReferenceKeeper:
             incarnations=(rank.incarnation,),
         )
 
-    def _owner_gone(self, rank: ActorRank, error: Exception) -> MeshFailure:
+    def _nobody_says(self, error: Exception) -> MeshFailure:
+        """Make the failure of ranks of which nobody says where they are."""
+        is_gone = isinstance(error, ConnectionError)
+        text = describe(error).message if isinstance(error, grpc.RpcError) else str(error)
+        kind = FailureKind.OWNER_GONE if is_gone else FailureKind.GONE
+        says = "cannot be asked" if is_gone else "does not say"
         return MeshFailure(
-            id=failure_id(self.mesh_id, FailureKind.OWNER_GONE),
-            kind=FailureKind.OWNER_GONE,
+            id=failure_id(self.mesh_id, kind),
+            kind=kind,
             mesh_name=self.mesh_name,
-            mesh_id=self.mesh_id,
-            ranks=(rank.rank,),
-            incarnations=(rank.incarnation,),
-            message=f"the owner of {self.mesh_name} cannot be asked where it is: {error}",
+            message=f"the owner of {self.mesh_name} {says} where it is: {text}",
             detected_by="connection",
         )
+
+    def _end_others(self, why: MeshFailure | None) -> None:
+        """Take the ranks that cannot be reached now for failed; for stopped without a failure."""
+        for rank in self.ranks:
+            if rank.state is RankState.UP:
+                continue
+            if why is None:
+                rank.stopped()
+            else:
+                self._fail(rank, self._end_of(rank, why))
 
     def _keep(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=f"reference {self.mesh_name}")
