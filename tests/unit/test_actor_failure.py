@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.actor.errors import NotOwner
+from stagekeeper.actor.failing import from_below
 from stagekeeper.actor.failure import (
     ExitInfo,
     FailureKind,
@@ -20,10 +21,9 @@ from stagekeeper.actor.failure import (
     MeshFailure,
     Origin,
     failure_id,
-    raised,
-    refused,
 )
 from stagekeeper.actor.failure_wire import MOST_BYTES, failure_from_proto, failure_to_proto
+from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.host.process import ExitStatus
 from stagekeeper.v1 import types_pb2 as pb2
 
@@ -43,6 +43,18 @@ def _killed(**more) -> MeshFailure:
         detected_by="pidfd",
         **more,
     )
+
+
+def passed_on(
+    failure: MeshFailure, owner: Origin, decision: str = "refused", error: Exception | None = None
+) -> MeshFailure:
+    """Make the failure of an owner of this one, without what differs from run to run."""
+    identity = ActorIdentity(
+        owner.instance_id, owner.mesh_id, owner.mesh_name, owner.rank or 0, 1, owner.incarnation, ()
+    )
+    kind = FailureKind.UNHANDLED if error is None else FailureKind.SUPERVISE_RAISED
+    made = from_below(identity, kind, [failure], decision, error)
+    return dataclasses.replace(made, pid=owner.pid, detect_time=None)
 
 
 _texts = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -126,8 +138,9 @@ def test_the_rank_is_told_when_there_is_one():
 
 def test_a_refusal_and_then_an_error_keep_the_root_and_the_path():
     first = _killed()
-    second = refused(first, MANAGER, "has no __supervise__")
-    third = raised(second, BOSS, KeyError("x")).with_hop("root", "stopped")
+    second = passed_on(first, MANAGER, "has no __supervise__")
+    error = KeyError("x")
+    third = passed_on(second, BOSS, "raised KeyError: 'x'", error).with_hop("root", "stopped")
     assert [(it.kind, it.where) for it in (first, second, third)] == [
         (FailureKind.SIGNALED, "workers[2]"),
         (FailureKind.UNHANDLED, "manager[0]"),
@@ -144,15 +157,10 @@ def test_a_refusal_and_then_an_error_keep_the_root_and_the_path():
     assert third.remote_traceback.endswith("KeyError: 'x'\n")
 
 
-def test_a_handler_that_was_cut_off_is_told_as_that():
-    cut = raised(_killed(), MANAGER, TimeoutError(), "took longer than 30 s")
-    assert cut.path == (Hop("manager[0]", "took longer than 30 s"),)
-
-
 def test_the_failure_of_a_deep_tree_grows_with_its_depth_only():
     failure = _killed()
     for depth in range(40):  # twice as large with each, were causes kept inside causes
-        failure = refused(failure, Origin("m", f"m-{depth}", 0, 1, f"i-{depth}"))
+        failure = passed_on(failure, Origin("m", f"m-{depth}", 0, 1, f"i-{depth}"))
     assert len(failure.causes) == 40
     assert not any(cause.causes for cause in failure.causes)
     assert failure_from_proto(failure_to_proto(failure)) == failure
@@ -160,7 +168,7 @@ def test_the_failure_of_a_deep_tree_grows_with_its_depth_only():
 
 def test_several_failures_that_one_owner_refused_are_all_causes():
     other = dataclasses.replace(_killed(), id="proc-2-end-1", ranks=(3,))
-    both = dataclasses.replace(refused(_killed(), MANAGER), causes=(_killed(), other, other))
+    both = dataclasses.replace(passed_on(_killed(), MANAGER), causes=(_killed(), other, other))
     assert [it.id for it in both.causes] == ["proc-1-end-1", "proc-2-end-1"]
     assert [line[:12] for line in str(both).splitlines() if "SIGNALED" in line] == [
         " └ SIGNALED:",
@@ -182,7 +190,7 @@ def test_only_the_owner_has_its_mesh_and_can_respawn():
     goes_on = (
         _killed(),
         given.with_hop("manager[0]", "refused"),
-        refused(given, MANAGER).causes[0],
+        passed_on(given, MANAGER).causes[0],
         pickle.loads(pickle.dumps(given)),
         failure_from_proto(failure_to_proto(given)),
     )
@@ -246,7 +254,7 @@ def test_one_that_is_too_large_is_cut_and_keeps_its_root_and_its_ids():
         failure, ranks=tuple(range(10_000)), incarnations=(2**63,) * 10_000
     )
     for depth in range(100):
-        failure = refused(failure, Origin("m" * 999, f"m-{depth}", 0, 1, f"i-{depth}"), long)
+        failure = passed_on(failure, Origin("m" * 999, f"m-{depth}", 0, 1, f"i-{depth}"), long)
     message = failure_to_proto(failure)
     back = failure_from_proto(message)
     assert message.ByteSize() <= MOST_BYTES
@@ -260,7 +268,7 @@ def test_one_that_is_too_large_is_cut_and_keeps_its_root_and_its_ids():
 def test_failures_of_meshes_of_any_size_fit():
     ranks, lives = tuple(range(2**28, 2**28 + 20_000)), (2**63,) * 20_000
     failure = dataclasses.replace(
-        refused(dataclasses.replace(_killed(), ranks=ranks, incarnations=lives), MANAGER),
+        passed_on(dataclasses.replace(_killed(), ranks=ranks, incarnations=lives), MANAGER),
         ranks=ranks,
         incarnations=lives,
     )
@@ -292,7 +300,7 @@ def test_the_tree_names_who_refused_what_and_the_root_last():
         last_log_lines=[*map(str, range(9)), "bye\x1b[31m"],
         restarts_tried=2,
     )
-    failure = refused(failure, MANAGER).with_hop("root", "ended the program")
+    failure = passed_on(failure, MANAGER).with_hop("root", "ended the program")
     assert str(failure) == (
         "UNHANDLED: manager[0] refused (manager-b-unhandled-1)\n"
         "   pid 12; incarnation 3; seen by __supervise__\n"

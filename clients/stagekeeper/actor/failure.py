@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from stagekeeper.actor.error_text import author_traceback, one_line
 from stagekeeper.actor.errors import NotOwner
 from stagekeeper.actor.failure_text import end_of, place_name, signal_name, summary_of, tree_of
 
@@ -304,64 +303,6 @@ def failure_id(instance_id: str, end: FailureKind | Literal["end"], n: int = 1) 
     Of a process's death use `end`: those who see it may disagree about the kind.
     """
     return f"{instance_id}-{end.lower()}-{n}"
-
-
-def refused(
-    failure: MeshFailure,
-    owner: Origin,
-    decision: str = "refused",
-    *,
-    detect_time: float | None = None,
-) -> MeshFailure:
-    """Return the failure of an owner that did not handle a failure below it.
-
-    Args:
-        decision: `refused`, `has no __supervise__`.
-    """
-    return _passed_on(failure, owner, FailureKind.UNHANDLED, decision, "", detect_time)
-
-
-def raised(
-    failure: MeshFailure,
-    owner: Origin,
-    error: BaseException,
-    decision: str = "",
-    *,
-    detect_time: float | None = None,
-) -> MeshFailure:
-    """Return the failure of an owner whose `__supervise__` raised instead of deciding.
-
-    Args:
-        decision: what to say instead of `raised ValueError: …`: that it was cut off, or took too
-            long.
-    """
-    return _passed_on(
-        failure,
-        owner,
-        FailureKind.SUPERVISE_RAISED,
-        decision or f"raised {one_line(error)}",
-        author_traceback(error),
-        detect_time,
-    )
-
-
-def _passed_on(
-    failure: MeshFailure,
-    owner: Origin,
-    kind: FailureKind,
-    decision: str,
-    remote_traceback: str,
-    detect_time: float | None,
-) -> MeshFailure:
-    mine = MeshFailure.at(
-        owner,
-        kind,
-        message=f"{owner.name} {decision}",
-        detected_by="__supervise__",
-        detect_time=detect_time,
-        remote_traceback=remote_traceback,
-    )
-    return replace(mine, path=(*failure.path, Hop(owner.name, decision)), causes=(failure,))
 
 
 def _flat(causes: Iterable[MeshFailure]) -> tuple[MeshFailure, ...]:

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from stagekeeper.actor.connection.link import Link, beat_s_of
@@ -52,19 +52,22 @@ _SERVICES: Final = (
 )
 
 
-class OwnedMesh(Protocol):
-    """A mesh that this process owns, of actors or of processes."""
+class AdoptedMesh(Protocol):
+    """A mesh that this process answers for to others, of actors or of processes."""
 
     mesh_id: str
     mesh: Any
+
+    async def end_of_id(self, ended_id: str) -> MeshFailure | None: ...
 
     async def places(self) -> list[actor_service_pb2.RankPlace]: ...
 
     async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None: ...
 
 
-class ActorMeshes(Protocol):
-    """What a mesh of actors is told besides."""
+@runtime_checkable
+class AdoptedActors(AdoptedMesh, Protocol):
+    """A mesh of actors, which hears of its ranks besides."""
 
     def rank_failed(self, rank_number: int, actor_id: str, failure: MeshFailure) -> None: ...
 
@@ -114,12 +117,11 @@ class Program:
             lease_s=lease_s,
             on_failure=self.rank_failed,
             on_silence=self._silent,
-            on_broken=lambda link, why: None,
             on_tick=self._look,
             comes_back_s=self._comes_back_s,
         )
         self._memory_kills: RecentKills | None = None
-        self._meshes: dict[str, Any] = {}
+        self._meshes: dict[str, AdoptedMesh] = {}
         self._ends_of_stopped: OrderedDict[str, Ends] = OrderedDict()
         self._references: WeakValueDictionary[str, ReferenceKeeper] = WeakValueDictionary()
         self._server: Server | None = None
@@ -198,8 +200,8 @@ class Program:
 
     # --- meshes that it owns
 
-    def adopt(self, mesh: OwnedMesh) -> None:
-        """Answer for a mesh from now on."""
+    def adopt(self, mesh: AdoptedMesh) -> None:
+        """Answer for a mesh from now on; from any thread."""
         self._meshes[mesh.mesh_id] = mesh
 
     def forget(self, mesh_id: str, ends: Ends | None = None) -> None:
@@ -218,8 +220,7 @@ class Program:
         """
         mesh = self._meshes.get(mesh_id)
         if mesh is not None:
-            end: MeshFailure | None = await mesh.end_of_id(ended_id)
-            return end
+            return await mesh.end_of_id(ended_id)
         return await self._ends_of_stopped[mesh_id].of(ended_id)
 
     def reference_keeper(self, mesh_id: str, name: str, size: int, owner: Place) -> ReferenceKeeper:
@@ -230,21 +231,19 @@ class Program:
             self._references[mesh_id] = keeper
         return keeper
 
-    def owned(self, mesh_id: str) -> Any:
+    def owned(self, mesh_id: str) -> AdoptedMesh | None:
         """Return a mesh that this process owns; None when it does not."""
         return self._meshes.get(mesh_id)
 
     def rank_failed(self, news: pb.RankFailed) -> None:
         """Hear of a rank of a mesh of this process."""
         mesh = self._meshes.get(news.mesh_id)
-        if mesh is not None and hasattr(mesh, "rank_failed"):
+        if isinstance(mesh, AdoptedActors):
             mesh.rank_failed(news.rank, news.actor_id, failure_from_proto(news.failure))
 
     def holds_rank_in(self, instance_id: str) -> bool:
         """Return whether a mesh of actors of this process has a rank in a process."""
-        return any(
-            mesh.holds(instance_id) for mesh in self._meshes.values() if hasattr(mesh, "holds")
-        )
+        return any(mesh.holds(instance_id) for mesh in self._actors())
 
     async def end_of(self, place: Place, procs: ProcPlaces) -> MeshFailure | None:
         """Say how a process ended; None when nobody knows that it did."""
@@ -278,9 +277,12 @@ class Program:
             detect_time=seen_now(),
             pid=place.pid,
         )
-        for mesh in list(self._meshes.values()):
-            if hasattr(mesh, "process_failed"):
-                mesh.process_failed(place.instance_id, failure)
+        for mesh in self._actors():
+            mesh.process_failed(place.instance_id, failure)
+
+    def _actors(self) -> list[AdoptedActors]:
+        """Return the meshes of actors as they are now: other threads adopt more."""
+        return [it for it in list(self._meshes.values()) if isinstance(it, AdoptedActors)]
 
     # --- who may
 

@@ -22,7 +22,7 @@ class Links:
     Args:
         hello_to: makes the first frame for a place.
         lease_s: as in Link.
-        on_failure, on_silence, on_broken: as in Link.
+        on_failure, on_silence: as in Link.
         on_tick: called at every look, with the time on the monotonic clock.
         comes_back_s: tells of a place how long its connection may be broken; see Link.
     """
@@ -34,7 +34,6 @@ class Links:
         lease_s: float,
         on_failure: Callable[[pb.RankFailed], None],
         on_silence: Callable[[Link, float], None],
-        on_broken: Callable[[Link, str], None],
         on_tick: Callable[[float, float], None],
         comes_back_s: Callable[[Place], float] = lambda _: 0.0,
     ) -> None:
@@ -42,7 +41,6 @@ class Links:
         self._lease_s = lease_s
         self._on_failure = on_failure
         self._on_silence = on_silence
-        self._on_broken = on_broken
         self._on_tick = on_tick
         self._comes_back_s = comes_back_s
         self._links: dict[str, Link] = {}
@@ -84,7 +82,6 @@ class Links:
     def _broke(self, link: Link, why: str) -> None:
         if self._links.get(link.place.instance_id) is link:
             del self._links[link.place.instance_id]
-        self._on_broken(link, why)
 
     async def _watch(self) -> None:
         beat_s = beat_s_of(self._lease_s)
