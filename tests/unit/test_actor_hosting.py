@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +21,7 @@ from stagekeeper.actor.hosting.sessions import Session
 from stagekeeper.v1 import actor_service_pb2 as actor_pb
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.wire.payload import encode_arguments
+from tests.harness.waiting import wait_for
 
 GATE = threading.Event()
 SOON_S = 10.0
@@ -66,8 +69,8 @@ class Hosted:
     def __init__(self) -> None:
         self.house = House(refuse_class=lambda _: "")
         self.news: list[pb.RankFailed] = []
-        self._session: Any = Session("owner", lease_s=60, is_same_host=True, on_over=lambda _: None)
-        self._session.push_failure = self.news.append
+        self.session: Any = Session("owner", lease_s=60, is_same_host=True, on_over=lambda _: None)
+        self.session.push_failure = self.news.append
 
     def request(self, cls: type[Actor], *args: Any) -> actor_pb.SpawnActorRequest:
         return actor_pb.SpawnActorRequest(
@@ -79,7 +82,7 @@ class Hosted:
         )
 
     async def spawn(self, cls: type[Actor], *args: Any) -> str:
-        assert await self.house.spawn(self.request(cls, *args), self._session) is None
+        assert await self.house.spawn(self.request(cls, *args), self.session) is None
         return cls.__name__
 
     def send(self, actor_id: str, name: str, *args: Any, is_cast: bool = False) -> Answer:
@@ -162,3 +165,52 @@ async def test_a_cleanup_that_cannot_begin_says_what_still_runs(monkeypatch):
         told = stopped.cleanup_failure.message
         assert "__cleanup__ could not begin" in told and "odd.block still runs" in told
         assert stopped.unrun[0].endpoint == "block"
+
+
+async def test_of_what_has_ended_only_what_answers_need_is_kept():
+    async with hosted() as it:
+        actor_id = await it.spawn(Odd)
+        gone = weakref.ref(it.house._actors[actor_id])
+
+        assert not (await it.stop(actor_id)).is_stuck
+
+        gc.collect()
+        assert gone() is None
+        assert it.house.knows(actor_id)
+        assert (await it.call(actor_id, "add", 1, 2)).error.reason == "ACTOR_STOPPED"
+        assert await it.house.spawn(it.request(Odd), it.session) is None, "a repeat joins"
+        assert not it.house.actor_count
+        assert not (await it.stop(actor_id)).is_stuck
+
+
+async def test_what_failed_answers_with_its_failure_for_good():
+    async with hosted() as it:
+        failure = await it.house.spawn(it.request(Odd, 1, 2, 3), it.session)
+        assert failure is not None and failure.kind == "INIT_RAISED"
+        await wait_for(lambda: not it.house.actor_count, "it has ended")
+
+        assert (await it.house.spawn(it.request(Odd, 1, 2, 3), it.session)) == failure
+        assert (await it.call("Odd", "add", 1, 2)).error.reason == "ACTOR_FAILED"
+        late = it.send("Odd", "add", 1, 2, is_cast=True)
+        await asyncio.wait_for(late.is_over.wait(), SOON_S)
+        assert "add from  was not run: odd has failed" in it.news[0].failure.message
+
+
+async def test_what_is_stuck_is_kept_until_it_is_not(monkeypatch):
+    monkeypatch.setattr(hosted_actor, "LEAST_CLEANUP_S", 0.1)
+    async with hosted() as it:
+        actor_id = await it.spawn(Odd)
+        it.send(actor_id, "block")
+        assert (await it.stop(actor_id, 0.0)).is_stuck
+        gone = weakref.ref(it.house._ended[actor_id]._stuck)
+        assert gone() is not None
+
+        GATE.set()
+
+        def is_gone() -> bool:
+            it.house.look(0.0, 0.0)
+            gc.collect()
+            return gone() is None
+
+        await wait_for(is_gone, "it is let go of")
+        assert not (await it.stop(actor_id)).is_stuck

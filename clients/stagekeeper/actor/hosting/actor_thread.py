@@ -40,8 +40,8 @@ class ActorThread:
         self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsettled = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.running = ""
         """What runs now, of what was handed in; for people."""
 
@@ -60,14 +60,19 @@ class ActorThread:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         self._pieces.put((piece, future, context, what))
         self._unsettled += 1
-        self._is_idle.clear()
+        self._idle.clear()
         return future
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has run all that it was given."""
+        return not self._unsettled
 
     async def idle(self, limit_s: float) -> bool:
         """Return once it has run all that it was given; False: not within the limit."""
         try:
             async with asyncio.timeout(max(0.0, limit_s)):
-                await self._is_idle.wait()
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True
@@ -99,7 +104,7 @@ class ActorThread:
     ) -> None:
         self._unsettled -= 1
         if not self._unsettled:
-            self._is_idle.set()
+            self._idle.set()
         if future.done():
             return
         if error is None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.call_context import CallContext, enter_call
@@ -34,11 +34,16 @@ from stagekeeper.actor.hosting.answers import (
 )
 from stagekeeper.actor.hosting.inbox import Inbox
 from stagekeeper.actor.hosting.message import Message
+from stagekeeper.actor.hosting.owner_news import (
+    Owner,
+    refuse_as_failed,
+    tell,
+    tell_undelivered,
+)
 from stagekeeper.actor.hosting.serial import SerialTurns
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.scope import NoSupervisor, Scope, current_scope
 from stagekeeper.v1 import actor_service_pb2 as actor_pb
-from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.wire.error_details import is_own_cancellation
 from stagekeeper.wire.payload import decode_arguments
 
@@ -60,12 +65,6 @@ class ActorState(Enum):
     STOPPING = "stopping"
     FAILED = "failed"
     ENDED = "ended"
-
-
-class Owner(Protocol):
-    """Whom an actor belongs to, seen from here: the connection of its owner's process."""
-
-    def push_failure(self, news: pb.RankFailed) -> None: ...
 
 
 class HostedActor:
@@ -91,7 +90,8 @@ class HostedActor:
         self.scope = scope
         self.state = ActorState.STARTING
         self.failure: MeshFailure | None = None
-        self._owner = owner
+        self.has_served = False
+        self.owner = owner
         self._stall_after_s = stall_after_s
         self._is_stall_told = False
         self._actor: Actor | None = None
@@ -105,7 +105,7 @@ class HostedActor:
             self._context,
             max_in_flight=max_in_flight,
             on_cast_raised=self._cast_raised,
-            on_undelivered=self._undelivered,
+            on_undelivered=lambda *what: tell_undelivered(owner, identity, *what),
             on_exit=lambda error: self.on_exit(error),
         )
         self._stopping: asyncio.Task[actor_pb.StopActorResponse] | None = None
@@ -157,6 +157,7 @@ class HostedActor:
             return self.failure
         self._actor = actor
         self.state = ActorState.SERVING
+        self.has_served = True
         self._inbox.open(actor)
         self.scope.open()
         return None
@@ -168,7 +169,7 @@ class HostedActor:
         if self.state in (ActorState.SERVING, ActorState.STARTING):
             self._inbox.take(message)
         elif self.failure is not None:
-            self.refuse_as_failed(message)
+            refuse_as_failed(self.owner, self.identity, self.failure, message)
         else:
             message.refuse(stopped_error(self.identity.name, message.endpoint))
 
@@ -179,17 +180,6 @@ class HostedActor:
     def cancel(self, message: Message) -> None:
         """Nobody waits for this message any more."""
         self._inbox.cancel(message)
-
-    def refuse_as_failed(self, message: Message) -> None:
-        """Answer a call with the failure that ended the actor; tell the owner of a cast."""
-        assert self.failure is not None
-        message.refuse(died_error(self.identity.name, self.failure))
-        if message.is_cast:
-            self._undelivered(message, f"{self.identity.name} has failed")
-
-    def _undelivered(self, message: Message, why: str) -> None:
-        what = f"{message.endpoint} from {message.sender} was not run: {why}"
-        self.push(self._failure(FailureKind.UNDELIVERABLE, what, **_of(message)))
 
     def _cast_raised(self, message: Message, error: BaseException) -> None:
         what = f"{self.identity.name}.{message.endpoint} raised, and nobody waited for its answer"
@@ -295,6 +285,11 @@ class HostedActor:
         self._finish()
         return response
 
+    @property
+    def is_running(self) -> bool:
+        """Whether code of it runs now, also such as was let go of."""
+        return self._inbox.is_running
+
     async def is_stuck(self) -> bool:
         """Say whether code of it still runs that was let go of: after a second, at once if not."""
         return not await self._inbox.ended(self._let_go_at + LEAST_CLEANUP_S - time.monotonic())
@@ -392,14 +387,7 @@ class HostedActor:
 
     def push(self, failure: MeshFailure) -> None:
         """Tell the owner's process of a failure of this rank."""
-        self._owner.push_failure(
-            pb.RankFailed(
-                mesh_id=self.identity.mesh_id,
-                rank=self.identity.rank,
-                actor_id=self.identity.actor_id,
-                failure=failure_to_proto(failure),
-            )
-        )
+        tell(self.owner, self.identity, failure)
 
     def _failure_from(
         self, kind: FailureKind, error: BaseException, what: str, **more: Any

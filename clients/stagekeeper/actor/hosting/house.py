@@ -17,7 +17,7 @@ from typing import Final
 from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto
-from stagekeeper.actor.hosting.answers import stopped_error
+from stagekeeper.actor.hosting.ended_actor import EndedActor
 from stagekeeper.actor.hosting.hosted_actor import (
     DEFAULT_MAX_IN_FLIGHT,
     LEAST_CLEANUP_S,
@@ -46,7 +46,8 @@ class House:
         self._refuse_class = refuse_class
         self._actors: dict[str, HostedActor] = {}
         self._owners: dict[str, str] = {}
-        self._ended: OrderedDict[str, HostedActor] = OrderedDict()
+        self._ended: OrderedDict[str, EndedActor] = OrderedDict()
+        self._stuck: list[EndedActor] = []
         self._sessions: dict[str, Session] = {}
         self._ends: set[asyncio.Task[object]] = set()
         self.is_closing = False
@@ -98,6 +99,7 @@ class House:
             session.look(now)
         for actor in list(self._actors.values()):
             actor.look(now)
+        self._stuck = [ended for ended in self._stuck if ended.look()]
 
     def _session_over(self, session: Session) -> None:
         if self._sessions.pop(session.session_id, None) is None:
@@ -135,7 +137,10 @@ class House:
         self, request: actor_pb.SpawnActorRequest, session: Session
     ) -> MeshFailure | None:
         """Make an actor; return what went wrong in `__init__`. A repeat joins."""
-        actor = self._actors.get(request.actor_id) or self._ended.get(request.actor_id)
+        ended = self._ended.get(request.actor_id)
+        if ended is not None:
+            return ended.start_failure
+        actor = self._actors.get(request.actor_id)
         if actor is None:
             identity = ActorIdentity(
                 actor_id=request.actor_id,
@@ -171,10 +176,7 @@ class House:
             return
         ended = self._ended.get(target_id)
         if ended is not None:
-            if ended.failure is not None:
-                ended.refuse_as_failed(message)
-            else:
-                message.refuse(stopped_error(ended.identity.name, message.endpoint))
+            ended.take(message)
             return
         message.refuse(
             pb.CallError(
@@ -204,9 +206,8 @@ class House:
         if actor is not None:
             failure = failure_from_proto(request.failure) if request.HasField("failure") else None
             response.CopyFrom(await actor.stop(request.budget_s, failure))
-        else:
-            actor = self._ended.get(request.actor_id)
-        response.is_stuck = actor is not None and await actor.is_stuck()
+        ended = self._ended.get(request.actor_id)
+        response.is_stuck = ended is not None and await ended.is_stuck()
         return response
 
     async def stop_all(self, budget_s: float) -> actor_pb.StopActorResponse:
@@ -228,6 +229,8 @@ class House:
         if self._actors.pop(actor_id, None) is None:
             return
         self._owners.pop(actor_id, None)
-        self._ended[actor_id] = actor
+        ended = self._ended[actor_id] = EndedActor(actor)
+        if ended.look():
+            self._stuck.append(ended)
         if len(self._ended) > _MOST_REMEMBERED:
             self._ended.popitem(last=False)

@@ -123,6 +123,11 @@ class Inbox:
                 task.add_done_callback(self._let_go.discard)
         return [message for message, _ in left]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether any of the actor's code runs, also of what was given up."""
+        return bool(self._let_go) or not self._thread.is_idle
+
     async def ended(self, limit_s: float) -> bool:
         """Return once nothing runs that was given up; False: not within the limit."""
         if self._let_go:
