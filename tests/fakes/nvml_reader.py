@@ -17,11 +17,11 @@ from typing import Any
 
 import structlog
 
-from stagekeeper.agent.device_choice import parse_choice
-from stagekeeper.agent.devices import CardFault
-from stagekeeper.agent.kernel_log import KernelLog
-from stagekeeper.agent.nvml import NvmlDevices
-from stagekeeper.agent.visible_devices import VisibleDevices
+from stagekeeper.agent.cards.device_choice import parse_choice
+from stagekeeper.agent.cards.devices import CardFault
+from stagekeeper.agent.cards.kernel_log import KernelLog
+from stagekeeper.agent.cards.nvml import NvmlDevices
+from stagekeeper.agent.cards.visible_devices import VisibleDevices
 
 LONG_S = 30.0
 KERNEL_LOG_ENV, NAMESPACE_ENV = "TEST_KERNEL_LOG", "TEST_PID_NAMESPACE"

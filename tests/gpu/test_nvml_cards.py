@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from stagekeeper.agent.device_choice import GpuChoice
-from stagekeeper.agent.nvml import NvmlDevices
+from stagekeeper.agent.cards.device_choice import GpuChoice
+from stagekeeper.agent.cards.nvml import NvmlDevices
 
 torch = pytest.importorskip("torch")
 

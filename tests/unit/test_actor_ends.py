@@ -11,8 +11,8 @@ from stagekeeper.actor.cluster_hosts import AgentHost
 from stagekeeper.actor.failure import FailureKind
 from stagekeeper.actor.owning import local_procs, remote_procs
 from stagekeeper.actor.owning.local_procs import LocalProc
-from stagekeeper.agent.held_proc import ProcEnd
-from stagekeeper.agent.proc_events import proc_event
+from stagekeeper.agent.procs.held_proc import ProcEnd
+from stagekeeper.agent.procs.proc_events import proc_event
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.host.oom import OomWitness, RecentKills
 from stagekeeper.host.proc_launch import ProcNotStarted

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stagekeeper.agent.call_thread import CallOverdue, CallThread
+from stagekeeper.agent.cards.call_thread import CallOverdue, CallThread
 from tests.harness.waiting import wait_for
 
 SHORT_S = 0.05

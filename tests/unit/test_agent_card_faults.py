@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stagekeeper.agent import card_faults
-from stagekeeper.agent.card_faults import CardFaults
-from stagekeeper.agent.devices import CardFault
-from stagekeeper.agent.ledger import Ledger
+from stagekeeper.agent.cards import card_faults
+from stagekeeper.agent.cards.card_faults import CardFaults
+from stagekeeper.agent.cards.devices import CardFault
+from stagekeeper.agent.cards.ledger import Ledger
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import DeviceId, StageId
 from stagekeeper.core.model import Device, DeviceClaim, MemoryNeed, StageSpec, StageStart

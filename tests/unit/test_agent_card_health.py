@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stagekeeper.agent.card_health import CardHealth
-from stagekeeper.agent.kernel_log import KernelLog
-from stagekeeper.agent.nvml_calls import NvmlCard
-from stagekeeper.agent.nvml_events import XidEvent
-from stagekeeper.agent.xid_table import XIDS, Reach, xid_kind
+from stagekeeper.agent.cards.card_health import CardHealth
+from stagekeeper.agent.cards.kernel_log import KernelLog
+from stagekeeper.agent.cards.nvml_calls import NvmlCard
+from stagekeeper.agent.cards.nvml_events import XidEvent
+from stagekeeper.agent.cards.xid_table import XIDS, Reach, xid_kind
 from stagekeeper.core.limits import LONGEST_TEXT
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -124,7 +124,8 @@ def first_namespace(tmp_path, monkeypatch) -> Path:
     """A file that looks like the first pid namespace."""
     path = tmp_path / "pid"
     path.touch()
-    monkeypatch.setattr("stagekeeper.agent.kernel_log._FIRST_NAMESPACE_INODE", path.stat().st_ino)
+    first_inode = "stagekeeper.agent.cards.kernel_log._FIRST_NAMESPACE_INODE"
+    monkeypatch.setattr(first_inode, path.stat().st_ino)
     return path
 
 

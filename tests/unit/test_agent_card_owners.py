@@ -7,9 +7,9 @@ import subprocess
 import sys
 from typing import Any
 
-from stagekeeper.agent.card_owners import program_name, seen_on_card
-from stagekeeper.agent.devices import CardProcess
-from stagekeeper.agent.host_claims import StageClaim
+from stagekeeper.agent.cards.card_owners import program_name, seen_on_card
+from stagekeeper.agent.cards.devices import CardProcess
+from stagekeeper.agent.cards.host_claims import StageClaim
 from stagekeeper.host.process import identity_of
 from stagekeeper.runtime.launch import INSTANCE_ENV
 

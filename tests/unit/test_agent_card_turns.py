@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stagekeeper.agent.card_turns import CardTurns
+from stagekeeper.agent.cards.card_turns import CardTurns
 from stagekeeper.core.ids import DeviceId
 
 

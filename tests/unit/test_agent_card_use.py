@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagekeeper.agent.card_use import OTHERS, CardClaim, SeenProcess, bounded, card_use
+from stagekeeper.agent.cards.card_use import OTHERS, CardClaim, SeenProcess, bounded, card_use
 from stagekeeper.core.ids import WorkerId
 from stagekeeper.core.model import ForeignHolder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagekeeper.agent.device_choice import GpuChoice, parse_choice
+from stagekeeper.agent.cards.device_choice import GpuChoice, parse_choice
 from stagekeeper.agent.settings import AgentSettings, SettingsError
 
 

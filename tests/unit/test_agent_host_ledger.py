@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stagekeeper.agent import host_claims
-from stagekeeper.agent.host_claims import (
+from stagekeeper.agent.cards import host_claims
+from stagekeeper.agent.cards.host_claims import (
     ClaimedCard,
     ClaimsFile,
     StageClaim,
@@ -22,9 +22,9 @@ from stagekeeper.agent.host_claims import (
     pid_namespace,
     write_claims,
 )
-from stagekeeper.agent.host_ledger import HostLedger, LedgerBusy, until_turn
+from stagekeeper.agent.cards.host_ledger import HostLedger, LedgerBusy, until_turn
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.agent.host_lock import take_worker_lock
-from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import (
     ClusterName,
@@ -415,7 +415,7 @@ def hold_the_turn(lock_dir: Path) -> subprocess.Popen[bytes]:
             sys.executable,
             "-c",
             "import sys; from pathlib import Path; "
-            "from stagekeeper.agent.host_ledger import HostLedger; "
+            "from stagekeeper.agent.cards.host_ledger import HostLedger; "
             "host = HostLedger(Path(sys.argv[1]), 'default', 'w9')\n"
             "with host.turn(): print('has it', flush=True); input()",
             str(lock_dir),
@@ -518,7 +518,7 @@ RACER = """
 import sys
 from pathlib import Path
 from tests.unit.test_agent_host_ledger import Booking, OperationId, StageId, ledger, reserve
-from stagekeeper.agent.host_ledger import LedgerBusy
+from stagekeeper.agent.cards.host_ledger import LedgerBusy
 from stagekeeper.core.errors import Refused
 
 def repeated(act):

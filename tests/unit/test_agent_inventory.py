@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stagekeeper.agent.devices import CardProcess, CardReading, Reading
-from stagekeeper.agent.foreign_figures import ForeignFigures
-from stagekeeper.agent.host_memory import HostMemory, parse_devices
-from stagekeeper.agent.inventory import Inventory
-from stagekeeper.agent.ledger import Booking, Ledger
+from stagekeeper.agent.cards.devices import CardProcess, CardReading, Reading
+from stagekeeper.agent.cards.foreign_figures import ForeignFigures
+from stagekeeper.agent.cards.host_memory import HostMemory, parse_devices
+from stagekeeper.agent.cards.inventory import Inventory
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import DeviceId, OperationId, StageId, WorkerId
 from stagekeeper.core.model import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stagekeeper.agent.host_memory import parse_devices
-from stagekeeper.agent.ledger import Booking, Ledger
+from stagekeeper.agent.cards.host_memory import parse_devices
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import DeviceId, OperationId, StageId
 from stagekeeper.core.model import MemoryNeed, StageSpec, StageStart

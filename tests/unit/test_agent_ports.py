@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stagekeeper.agent.cards.ledger import Booking
 from stagekeeper.agent.host_lock import make_lock_dir
-from stagekeeper.agent.ledger import Booking
 from stagekeeper.agent.ports import PortRange, Ports
 from stagekeeper.core.command_stage import CommandSpec
 from stagekeeper.core.errors import Refused

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from stagekeeper.agent import proc_sets
-from stagekeeper.agent.held_proc import ProcEnd, ProcUp
-from stagekeeper.agent.proc_set import News, ProcSet
-from stagekeeper.agent.proc_sets import ProcSets
+from stagekeeper.agent.procs import proc_sets
+from stagekeeper.agent.procs.held_proc import ProcEnd, ProcUp
+from stagekeeper.agent.procs.proc_set import News, ProcSet
+from stagekeeper.agent.procs.proc_sets import ProcSets
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.core.model import ExitInfo

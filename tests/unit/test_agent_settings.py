@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stagekeeper.agent.cards.host_memory import parse_devices, parse_size
 from stagekeeper.agent.directory import AgentDirectory, directories_in, file_name
 from stagekeeper.agent.entrypoints import Entrypoints
-from stagekeeper.agent.host_memory import parse_devices, parse_size
 from stagekeeper.agent.settings import AgentSettings, SettingsError
 from stagekeeper.core.ids import WorkerId
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stagekeeper.agent import spawning
+from stagekeeper.agent.cards.ledger import Ledger
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.identity import AgentIdentity
-from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.ports import PortRange, Ports
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.agent.settings import AgentSettings

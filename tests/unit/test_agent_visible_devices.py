@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stagekeeper.agent.device_choice import GpuChoice
-from stagekeeper.agent.nvml import NvmlDevices
-from stagekeeper.agent.nvml_calls import Listing, NvmlCard
-from stagekeeper.agent.visible_devices import Unclear, VisibleDevices
+from stagekeeper.agent.cards.device_choice import GpuChoice
+from stagekeeper.agent.cards.nvml import NvmlDevices
+from stagekeeper.agent.cards.nvml_calls import Listing, NvmlCard
+from stagekeeper.agent.cards.visible_devices import Unclear, VisibleDevices
 
 A, B, C = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"
 

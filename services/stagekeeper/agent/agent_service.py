@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from typing import Final
 
 from stagekeeper.agent.authority import Authority
-from stagekeeper.agent.host_ledger import until_turn
-from stagekeeper.agent.inventory import InventoryReport
+from stagekeeper.agent.cards.host_ledger import until_turn
+from stagekeeper.agent.cards.inventory import InventoryReport
 from stagekeeper.agent.log_tail import follow, tail
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operations import Operations
-from stagekeeper.agent.proc_events import proc_event
-from stagekeeper.agent.proc_sets import ProcSets
+from stagekeeper.agent.procs.proc_events import proc_event
+from stagekeeper.agent.procs.proc_sets import ProcSets
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.stages import Stages
 from stagekeeper.agent.stopping import Stopping

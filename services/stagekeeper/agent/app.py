@@ -17,30 +17,30 @@ from typing import Any, Final
 import structlog
 
 from stagekeeper.agent import agent_service
-from stagekeeper.agent.actor_warden import ActorWarden
 from stagekeeper.agent.adoption import Adoption
 from stagekeeper.agent.agent_service import AgentService
 from stagekeeper.agent.authority import Authority
-from stagekeeper.agent.card_memory import CardMemory
-from stagekeeper.agent.card_sources import CardSources
+from stagekeeper.agent.cards.card_memory import CardMemory
+from stagekeeper.agent.cards.card_sources import CardSources
+from stagekeeper.agent.cards.host_ledger import HostLedger, LedgerBusy, until_turn
+from stagekeeper.agent.cards.inventory import Inventory
+from stagekeeper.agent.cards.ledger import Ledger
 from stagekeeper.agent.connection import AuthorityEnded
 from stagekeeper.agent.damaged import DamagedRecords
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.ending import kill_processes
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.failures import FailureSpool
-from stagekeeper.agent.host_ledger import HostLedger, LedgerBusy, until_turn
 from stagekeeper.agent.host_lock import FileLock, make_lock_dir, take_worker_lock
 from stagekeeper.agent.identity import AgentIdentity
-from stagekeeper.agent.inventory import Inventory
-from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.liveness import Liveness
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.operations import Operations
 from stagekeeper.agent.ports import PortRange, Ports
-from stagekeeper.agent.proc_sets import ProcSets
-from stagekeeper.agent.proc_starter import ProcStarter
+from stagekeeper.agent.procs.actor_warden import ActorWarden
+from stagekeeper.agent.procs.proc_sets import ProcSets
+from stagekeeper.agent.procs.proc_starter import ProcStarter
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.agent.reservation import Admission
 from stagekeeper.agent.rollback import Rollback

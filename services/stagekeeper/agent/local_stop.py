@@ -21,12 +21,12 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from stagekeeper.agent.adoption import Adoption
+from stagekeeper.agent.cards.ledger import Ledger
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.directory import AgentDirectory
 from stagekeeper.agent.entrypoints import Entrypoints
 from stagekeeper.agent.failures import FailureSpool
 from stagekeeper.agent.host_lock import FileLock
-from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.local_stages import StageChoice
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import (

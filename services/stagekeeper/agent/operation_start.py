@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent.card_turns import CardTurns
+from stagekeeper.agent.cards.card_turns import CardTurns
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.initializer import run_init_async
 from stagekeeper.agent.load_limit import LoadLimit

@@ -20,8 +20,8 @@ from typing import Final
 import msgspec
 import structlog
 
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.agent.commitment import Commitment
-from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.operation_start import OperationStart
 from stagekeeper.agent.operation_store import OperationFile, OperationStore, StageClaims

@@ -20,8 +20,8 @@ from typing import Final
 
 import structlog
 
+from stagekeeper.agent.cards.ledger import Booking
 from stagekeeper.agent.host_lock import FileLock, LockHeld
-from stagekeeper.agent.ledger import Booking
 from stagekeeper.core.command_stage import PortLease, StagePorts
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import OperationId

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from stagekeeper.agent.cards.ledger import Ledger
 from stagekeeper.agent.entrypoints import Entrypoints
-from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.operation_store import OperationStore
 from stagekeeper.agent.stages import Stages
 from stagekeeper.core.errors import FieldProblem, Reason, Refused

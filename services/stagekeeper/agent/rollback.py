@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import structlog
 
-from stagekeeper.agent.ledger import Booking, Ledger
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.agent.operation import Operation
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.agent.stages import Stages

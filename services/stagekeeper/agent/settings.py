@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagekeeper.agent.device_choice import parse_choice
+from stagekeeper.agent.cards.device_choice import parse_choice
 from stagekeeper.agent.directory import SOCKET_PATH_BYTES, AgentDirectory
 from stagekeeper.agent.host_lock import default_lock_dir
 from stagekeeper.agent.ports import PortRange

@@ -11,10 +11,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.agent.child_environment import RUN_DIR_ENV, listed, passed_on
 from stagekeeper.agent.command_launch import command_launch, command_place
 from stagekeeper.agent.identity import AgentIdentity
-from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.agent.ports import Ports
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.agent.settings import AgentSettings

@@ -15,11 +15,11 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent.card_memory import CardMemory
+from stagekeeper.agent.cards.card_memory import CardMemory
+from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.deaths import Deaths
 from stagekeeper.agent.ending import end_processes
-from stagekeeper.agent.ledger import Booking, Ledger
 from stagekeeper.agent.ports import Ports
 from stagekeeper.agent.records import RecordStore, StageRecord
 from stagekeeper.agent.siblings import Siblings

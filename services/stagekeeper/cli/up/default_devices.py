@@ -15,9 +15,9 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from stagekeeper.agent.device_choice import ALL_GPUS, GpuChoice
-from stagekeeper.agent.nvml import NvmlDevices
-from stagekeeper.agent.visible_devices import VisibleDevices
+from stagekeeper.agent.cards.device_choice import ALL_GPUS, GpuChoice
+from stagekeeper.agent.cards.nvml import NvmlDevices
+from stagekeeper.agent.cards.visible_devices import VisibleDevices
 
 SLICES_PER_AGENT: Final = 2
 SHARE_OF_RAM: Final = 0.75

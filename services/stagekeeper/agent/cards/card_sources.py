@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from stagekeeper.agent.card_faults import CardFaults
+from stagekeeper.agent.cards.card_faults import CardFaults
+from stagekeeper.agent.cards.device_choice import parse_choice
+from stagekeeper.agent.cards.devices import DeviceSource
+from stagekeeper.agent.cards.host_memory import HostMemory, parse_devices
+from stagekeeper.agent.cards.inventory import Inventory
+from stagekeeper.agent.cards.kernel_log import KernelLog
+from stagekeeper.agent.cards.nvml import NvmlDevices
+from stagekeeper.agent.cards.visible_devices import VisibleDevices
 from stagekeeper.agent.deaths import Deaths
-from stagekeeper.agent.device_choice import parse_choice
-from stagekeeper.agent.devices import DeviceSource
-from stagekeeper.agent.host_memory import HostMemory, parse_devices
-from stagekeeper.agent.inventory import Inventory
-from stagekeeper.agent.kernel_log import KernelLog
-from stagekeeper.agent.nvml import NvmlDevices
 from stagekeeper.agent.settings import AgentSettings
 from stagekeeper.agent.stages import Stages
-from stagekeeper.agent.visible_devices import VisibleDevices
 from stagekeeper.host.tasks import TaskOwner
 from stagekeeper.runtime.clock import Clock
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from stagekeeper.agent.inventory import Inventory
+from stagekeeper.agent.cards.inventory import Inventory
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import DeviceId
 from stagekeeper.host.process import resident_bytes

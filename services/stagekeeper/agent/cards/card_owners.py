@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagekeeper.agent.card_use import SeenProcess
+from stagekeeper.agent.cards.card_use import SeenProcess
 from stagekeeper.host.process import environment_value, identity_of, read_stat
 from stagekeeper.runtime.launch import INSTANCE_ENV
 
 if TYPE_CHECKING:
-    from stagekeeper.agent.devices import CardProcess
-    from stagekeeper.agent.host_claims import StageClaim
+    from stagekeeper.agent.cards.devices import CardProcess
+    from stagekeeper.agent.cards.host_claims import StageClaim
     from stagekeeper.agent.stage_process import StageProcess
 
 _LONGEST_NAME = 32

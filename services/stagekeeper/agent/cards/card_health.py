@@ -15,10 +15,10 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent.devices import CardFault
-from stagekeeper.agent.nvml_calls import NvmlCard
-from stagekeeper.agent.nvml_events import XidEvent
-from stagekeeper.agent.xid_table import Reach, XidKind, is_listed, xid_kind
+from stagekeeper.agent.cards.devices import CardFault
+from stagekeeper.agent.cards.nvml_calls import NvmlCard
+from stagekeeper.agent.cards.nvml_events import XidEvent
+from stagekeeper.agent.cards.xid_table import Reach, XidKind, is_listed, xid_kind
 from stagekeeper.core.ids import DeviceId
 
 _log = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import structlog
 
-from stagekeeper.agent.held_proc import ForgottenProc, HeldProc, ProcEnd, ProcUp
-from stagekeeper.agent.proc_starter import ProcStarter
+from stagekeeper.agent.procs.held_proc import ForgottenProc, HeldProc, ProcEnd, ProcUp
+from stagekeeper.agent.procs.proc_starter import ProcStarter
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.core.procs import ProcsWanted
 from stagekeeper.host.oom import OomWitness

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from stagekeeper.agent.devices import CardProcess, CardReading, Reading
+from stagekeeper.agent.cards.devices import CardProcess, CardReading, Reading
 from stagekeeper.core.ids import DeviceId
 from stagekeeper.core.model import Device
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from stagekeeper.agent.call_thread import CallOverdue, CallThread
-from stagekeeper.agent.card_health import CardHealth
-from stagekeeper.agent.device_choice import GpuChoice
-from stagekeeper.agent.devices import CardFault, CardReading, Reading
-from stagekeeper.agent.kernel_log import KernelLog
-from stagekeeper.agent.nvml_calls import Listing, NvmlAbsent, NvmlCalls, NvmlCard, NvmlFailed
-from stagekeeper.agent.visible_devices import Unclear, VisibleDevices
-from stagekeeper.agent.xid_table import Reach, xid_kind
+from stagekeeper.agent.cards.call_thread import CallOverdue, CallThread
+from stagekeeper.agent.cards.card_health import CardHealth
+from stagekeeper.agent.cards.device_choice import GpuChoice
+from stagekeeper.agent.cards.devices import CardFault, CardReading, Reading
+from stagekeeper.agent.cards.kernel_log import KernelLog
+from stagekeeper.agent.cards.nvml_calls import Listing, NvmlAbsent, NvmlCalls, NvmlCard, NvmlFailed
+from stagekeeper.agent.cards.visible_devices import Unclear, VisibleDevices
+from stagekeeper.agent.cards.xid_table import Reach, xid_kind
 from stagekeeper.core.ids import DeviceId
 from stagekeeper.core.model import Device
 

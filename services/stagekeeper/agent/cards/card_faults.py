@@ -15,11 +15,11 @@ from collections.abc import Iterable
 
 import structlog
 
-from stagekeeper.agent.card_owners import is_of_stage
+from stagekeeper.agent.cards.card_owners import is_of_stage
+from stagekeeper.agent.cards.devices import CardFault
+from stagekeeper.agent.cards.inventory import Inventory
 from stagekeeper.agent.deaths import Deaths
-from stagekeeper.agent.devices import CardFault
 from stagekeeper.agent.ending import kill_processes
-from stagekeeper.agent.inventory import Inventory
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.host.tasks import TaskOwner
 

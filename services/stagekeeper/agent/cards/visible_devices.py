@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stagekeeper.agent.nvml_calls import Listing, NvmlCard
+from stagekeeper.agent.cards.nvml_calls import Listing, NvmlCard
 
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _ORDER: Final = "CUDA_DEVICE_ORDER"

@@ -17,16 +17,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from stagekeeper.agent.card_claimants import (
+from stagekeeper.agent.cards.card_claimants import (
     OWN,
     Claimant,
     claimants_of,
     foreign_holders,
     holdings,
 )
-from stagekeeper.agent.devices import CardReading
-from stagekeeper.agent.host_claims import ClaimedCard, OtherClaims, StageClaim
-from stagekeeper.agent.host_ledger import HostLedger, LedgerBusy
+from stagekeeper.agent.cards.devices import CardReading
+from stagekeeper.agent.cards.host_claims import ClaimedCard, OtherClaims, StageClaim
+from stagekeeper.agent.cards.host_ledger import HostLedger, LedgerBusy
 from stagekeeper.core.errors import FieldProblem, PlanError, Reason, Refused, bad_fields
 from stagekeeper.core.ids import DeviceId, InstanceId, OperationId, StageId
 from stagekeeper.core.model import Device, DeviceClaim, ForeignHolder, StageStart

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from stagekeeper.agent.log_tail import last_lines
-from stagekeeper.agent.proc_starter import ProcStarter
+from stagekeeper.agent.procs.proc_starter import ProcStarter
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.core.limits import LONGEST_FAILURE_LINE, LONGEST_MESSAGE, MOST_LOG_LINES
 from stagekeeper.core.model import ExitInfo

@@ -17,12 +17,12 @@ from typing import Any
 
 import structlog
 
-from stagekeeper.agent import host_memory
-from stagekeeper.agent.card_owners import is_of_stage
-from stagekeeper.agent.devices import CardReading, DeviceSource
+from stagekeeper.agent.cards import host_memory
+from stagekeeper.agent.cards.card_owners import is_of_stage
+from stagekeeper.agent.cards.devices import CardReading, DeviceSource
+from stagekeeper.agent.cards.foreign_figures import ForeignFigures
+from stagekeeper.agent.cards.ledger import Ledger
 from stagekeeper.agent.figures import device_without_figures
-from stagekeeper.agent.foreign_figures import ForeignFigures
-from stagekeeper.agent.ledger import Ledger
 from stagekeeper.agent.stage_process import StageProcess
 from stagekeeper.core.ids import DeviceId, WorkerId
 from stagekeeper.core.model import Device

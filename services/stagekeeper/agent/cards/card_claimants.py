@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stagekeeper.agent.card_owners import seen_on_card
-from stagekeeper.agent.card_use import CardClaim, CardUse, bounded, card_use
-from stagekeeper.agent.devices import CardReading
-from stagekeeper.agent.host_claims import OtherClaims, StageClaim
+from stagekeeper.agent.cards.card_owners import seen_on_card
+from stagekeeper.agent.cards.card_use import CardClaim, CardUse, bounded, card_use
+from stagekeeper.agent.cards.devices import CardReading
+from stagekeeper.agent.cards.host_claims import OtherClaims, StageClaim
 from stagekeeper.core.ids import ClusterName, DeviceId, WorkerId
 from stagekeeper.core.model import ForeignHolder
 from stagekeeper.core.planner import Holding

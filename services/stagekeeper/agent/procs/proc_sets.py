@@ -16,8 +16,8 @@ from typing import Final
 
 import structlog
 
-from stagekeeper.agent.proc_set import Named, ProcSet
-from stagekeeper.agent.proc_starter import ProcStarter
+from stagekeeper.agent.procs.proc_set import Named, ProcSet
+from stagekeeper.agent.procs.proc_starter import ProcStarter
 from stagekeeper.core.errors import FieldProblem, Reason, Refused, bad_fields
 from stagekeeper.core.limits import MOST_AGENT_PROCS
 from stagekeeper.core.procs import ProcsWanted

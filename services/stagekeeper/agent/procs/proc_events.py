@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stagekeeper.agent.held_proc import ProcEnd, ProcUp
-from stagekeeper.agent.proc_sets import ProcSets
+from stagekeeper.agent.procs.held_proc import ProcEnd, ProcUp
+from stagekeeper.agent.procs.proc_sets import ProcSets
 from stagekeeper.core.ids import InstanceId
 from stagekeeper.runtime.convert import exit_to_proto
 from stagekeeper.v1 import agent_service_pb2 as pb

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from stagekeeper.agent.devices import CardProcess
-from stagekeeper.agent.nvml_events import NvmlEvents
+from stagekeeper.agent.cards.devices import CardProcess
+from stagekeeper.agent.cards.nvml_events import NvmlEvents
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 

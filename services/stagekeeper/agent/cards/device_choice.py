@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stagekeeper.agent.host_memory import parse_devices
+from stagekeeper.agent.cards.host_memory import parse_devices
 
 NO_DEVICES: Final = "none"
 ALL_GPUS: Final = "cuda"

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from stagekeeper.agent.host_claims import (
+from stagekeeper.agent.cards.host_claims import (
     ClaimsFile,
     ClaimsFolder,
     OtherClaims,
