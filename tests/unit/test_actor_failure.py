@@ -310,7 +310,7 @@ def test_the_tree_names_who_refused_what_and_the_root_last():
         "      in step, sent by manager[0]\n"
         "      raised at:\n"
         "        Traceback …\n"
-        "        ValueError: bad x\n"
+        "      raised ValueError: bad x\n"
         "      the last lines of its log:\n"
         "        | 5\n"
         "        | 6\n"
@@ -328,6 +328,7 @@ def test_of_the_root_cause_the_author_sees_where_his_code_raised():
     above = dataclasses.replace(root, kind=FailureKind.SUPERVISE_RAISED, causes=(root,))
     assert str(root).splitlines()[2:] == [
         "   raised at:",
+        '       File "a.py", line 5, in f',
         "         f(5)",
         '       File "a.py", line 6, in f',
         "         f(6)",
@@ -335,9 +336,11 @@ def test_of_the_root_cause_the_author_sees_where_his_code_raised():
         "         f(7)",
         '       File "a.py", line 8, in f',
         "         f(8)",
-        "     KeyError: 'a\\x1b'",
+        "   raised KeyError: 'a\\x1b'",
     ]
     assert str(above).count("raised at:") == 1 and "raised KeyError" in str(above)
+    said = dataclasses.replace(root, message="workers[2]: KeyError: 'a\x1b'")
+    assert str(said).count("KeyError") == 1 and str(said).endswith("f(8)")
 
 
 def test_ranks_in_a_row_are_shown_as_a_range():

@@ -129,14 +129,13 @@ def _details(failure: MeshFailure, below: Sequence[MeshFailure]) -> Iterator[str
 def _raised(failure: MeshFailure, *, is_root: bool) -> Iterator[str]:
     """Tell what was raised and, of the root cause, where: the end of the author's traceback."""
     told = [line for line in failure.remote_traceback.splitlines() if line.strip(" ^~")]
-    if not told:
-        return
-    if is_root and len(told) > 1:
+    error = told[-1].strip() if told else ""
+    frames = [line for line in told[:-1] if not line.startswith("Traceback (")]
+    if is_root and frames:
         yield "raised at:"
-        for line in told[-_MOST_TRACEBACK_LINES:]:
-            yield f"  {_visible(line)}"
-    elif told[-1].strip() not in failure.message:
-        yield _line(f"raised {told[-1].strip()}")
+        yield from (f"  {_visible(line)}" for line in frames[-_MOST_TRACEBACK_LINES:])
+    if error and error not in failure.message:
+        yield _line(f"raised {error}")
 
 
 def _at(seconds: float | None) -> str:
