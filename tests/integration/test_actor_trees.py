@@ -782,6 +782,29 @@ async def test_an_error_of_a_message_that_runs_during_a_stop_is_not_lost(tree, j
     assert await first == "one"
 
 
+async def test_a_shorter_second_stop_hurries_the_first(tree, journal, gate):
+    """Of actors, and of the processes that they are in, whose report tells of them."""
+    own = this_host().spawn_procs(1, name="own")
+    for home, of_what in ((this_proc(), "actors"), (own, "processes")):
+        worker: Any = home.spawn("worker", PlainWorker, journal.path)
+        stopped = own if of_what == "processes" else worker
+        call = asyncio.create_task(worker.work.call_one(of_what, str(gate)))
+        await journal.has(f"{of_what} begins")
+        first = asyncio.create_task(stopped.stop(LONG_S))
+        await until(lambda mesh=worker: mesh._keeper.is_stopping, "it is being stopped")
+
+        report = await asyncio.wait_for(stopped.stop(0.2), SOON_S)
+
+        assert (await asyncio.wait_for(first, SOON_S)) is report
+        assert [(it.endpoint, it.had_begun) for it in report.unrun] == [("work", True)]
+        of_worker = report if stopped is worker else report.actors[0]
+        assert (of_worker.name, of_worker.stuck, of_worker.clean) == ("worker", [0], [])
+        assert not report.is_clean and "stuck: 0" in str(report)
+        with pytest.raises(MeshStopped):
+            await call
+    gate.touch()
+
+
 async def test_nothing_is_spawned_in_processes_that_were_stopped_and_that_is_no_failure(
     tree, procs
 ):

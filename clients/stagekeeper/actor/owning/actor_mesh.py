@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,9 +25,10 @@ from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.ends import Ends
 from stagekeeper.actor.owning.proc_places import ProcFailed
-from stagekeeper.actor.owning.rank_stops import GONE, GRACE_S, RankStops
+from stagekeeper.actor.owning.rank_stops import GONE, RankStops
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.owning.spawn_plan import SpawnPlan, spawn_request
+from stagekeeper.actor.owning.stop_budget import StopBudget
 from stagekeeper.actor.owning.stop_report import StopReport, Unrun
 from stagekeeper.actor.place import place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
@@ -60,6 +62,7 @@ class ActorMeshControl:
         self._procs = procs
         self._is_expecting_end = False
         self._stopping: asyncio.Task[StopReport] | None = None
+        self._stop_budget = StopBudget(0.0)
         self.ranks: tuple[ActorRank, ...] = tuple(
             ActorRank(self, rank) for rank in range(procs.size)
         )
@@ -88,10 +91,10 @@ class ActorMeshControl:
     def start(self) -> None:
         """Begin to bring every rank up."""
         for rank in self.ranks:
-            self._starts.append(self._keep(self._bring_up(rank, is_told=False)))
+            self._starts.append(self._keep(self._bring_up(rank, is_awaited=False)))
 
-    async def _bring_up(self, rank: ActorRank, *, is_told: bool) -> None:
-        """Bring one incarnation up. With `is_told` somebody awaits it, who is told instead."""
+    async def _bring_up(self, rank: ActorRank, *, is_awaited: bool) -> None:
+        """Bring one incarnation up. Of one that is awaited only whoever awaits it is told."""
         incarnation = rank.incarnation
         actor_id = str(uuid.uuid4())
         identity = self._identity(rank, actor_id)
@@ -127,7 +130,7 @@ class ActorMeshControl:
                 return
             failure = failure_from_proto(response.failure)
         if incarnation == rank.incarnation:
-            rank.is_told = rank.is_told or is_told
+            rank.is_told = rank.is_told or is_awaited
             self._failed(rank, failure)
 
     async def _never_up(
@@ -318,7 +321,7 @@ class ActorMeshControl:
                 await self._procs.replace_ended(ended)
             except (grpc.RpcError, ConnectionError):
                 pass  # their owner cannot be asked: each rank finds that out, and is told of
-            await asyncio.gather(*(self._bring_up(rank, is_told=True) for rank in ranks))
+            await asyncio.gather(*(self._bring_up(rank, is_awaited=True) for rank in ranks))
             for rank in ranks:
                 rank.is_told = rank.state is RankState.FAILED
             return {rank.rank: rank.failure for rank in ranks if rank.failure is not None}
@@ -353,18 +356,21 @@ class ActorMeshControl:
     async def _let_go(self, rank: ActorRank) -> pb.StopActorResponse | None:
         """Stop a rank, or wait for the end of one that has failed; None: no answer."""
         if rank.state is RankState.UP:
-            return await self._stop_rank(rank, 0.0, None)
+            return await self._stop_rank(rank, StopBudget(0.0), None)
         return None if rank.place is None else await self._stops.end_of_failed(rank, rank.place)
 
     # --- stop
 
     async def stop(self, budget_s: float, failure: MeshFailure | None = None) -> StopReport:
-        """Stop every rank; a second call joins."""
+        """Stop every rank; a second call joins, and hurries the first when it gives less time."""
         self.expect_end()
         if self._stopping is None:
+            self._stop_budget = StopBudget(budget_s)
             self._stopping = asyncio.create_task(
-                self._stop(budget_s, failure), name=f"stop {self.plan.name}"
+                self._stop(self._stop_budget, failure), name=f"stop {self.plan.name}"
             )
+        else:
+            self._stop_budget.shorten(budget_s)
         return await asyncio.shield(self._stopping)
 
     async def stop_for_owner(
@@ -372,16 +378,10 @@ class ActorMeshControl:
     ) -> list[MeshFailure]:
         return (await self.stop(budget_s, failure)).cleanup
 
-    async def _stop(self, budget_s: float, failure: MeshFailure | None) -> StopReport:
-        report = StopReport()
-        limit_s = budget_s + GRACE_S
-        waiting = [rank for rank in self.ranks if rank.state is RankState.WAITING]
-        if waiting:
-            done = asyncio.ensure_future(self.settled(waiting))
-            await asyncio.wait({done}, timeout=limit_s)
-            done.cancel()
+    async def _stop(self, budget: StopBudget, failure: MeshFailure | None) -> StopReport:
+        report = StopReport(name=self.mesh_name)
         answers = await asyncio.gather(
-            *(self._stop_rank(rank, budget_s, failure) for rank in self.ranks)
+            *(self._settle_and_stop(rank, budget, failure) for rank in self.ranks)
         )
         for rank, answer in zip(self.ranks, answers, strict=True):
             if answer is not None:
@@ -416,16 +416,26 @@ class ActorMeshControl:
         self._failed(rank, failure)
         return []
 
+    async def _settle_and_stop(
+        self, rank: ActorRank, budget: StopBudget, failure: MeshFailure | None
+    ) -> pb.StopActorResponse | None:
+        if rank.state is RankState.WAITING:
+            await budget.spend(partial(self._stops.settle, rank))
+        return await self._stop_rank(rank, budget, failure)
+
     async def _stop_rank(
-        self, rank: ActorRank, budget_s: float, failure: MeshFailure | None
+        self, rank: ActorRank, budget: StopBudget, failure: MeshFailure | None
     ) -> pb.StopActorResponse | None:
         """Stop one rank; None when it had failed, or does not answer in time."""
-        if rank.place is None or rank.state is not RankState.UP:
+        place = rank.place
+        if place is None or rank.state is not RankState.UP:
             return None
-        answer = await self._stops.stop(rank, rank.place, budget_s, failure)
+        answer = await budget.spend(
+            lambda left_s: self._stops.stop(rank, place, left_s, failure),
+        )
         if answer is GONE:
             # Its process is gone, and the news of how it ended is on the way.
-            end = await self._procs.end_of(rank.place)
+            end = await self._procs.end_of(place)
             if end is not None and rank.failure is None:
                 self._failed(rank, self._of_process(rank, end))
             return None

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -33,6 +34,7 @@ from stagekeeper.actor.owning.proc_places import (
     StartedProc,
     is_unconfirmed,
 )
+from stagekeeper.actor.owning.stop_budget import StopBudget
 from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
@@ -81,6 +83,7 @@ class ProcMeshControl:
         self._ends = Ends()
         self._is_expecting_end = False
         self._stopping: asyncio.Task[StopReport] | None = None
+        self._stop_budget = StopBudget(0.0)
 
     @property
     def owner(self) -> Scope:
@@ -275,16 +278,20 @@ class ProcMeshControl:
             slot.is_asked = True
 
     async def stop(self, budget_s: float, failure: MeshFailure | None = None) -> StopReport:
-        """End every process; a second call joins."""
+        """End every process; a second call joins, and hurries the first when it gives less time."""
         dead = {slot.index: slot.failure for slot in self._slots if slot.failure is not None}
         inside = self._scope.meshes_in([slot.instance_id for slot in self._slots])
         for mesh in inside:
             mesh.expect_end()
         self.expect_end()
         if self._stopping is None:
+            self._stop_budget = StopBudget(budget_s)
             self._stopping = asyncio.create_task(
-                self._stop(budget_s, dead, inside, failure), name=f"stop {self.mesh_name}"
+                self._stop(self._stop_budget, dead, inside, failure),
+                name=f"stop {self.mesh_name}",
             )
+        else:
+            self._stop_budget.shorten(budget_s)
         return await asyncio.shield(self._stopping)
 
     async def stop_for_owner(
@@ -295,19 +302,18 @@ class ProcMeshControl:
 
     async def _stop(
         self,
-        budget_s: float,
+        budget: StopBudget,
         dead: dict[int, MeshFailure],
         inside: Sequence[OwnedActors],
         failure: MeshFailure | None,
     ) -> StopReport:
-        report = StopReport(dead=dead)
-        end_at = time.monotonic() + budget_s
+        report = StopReport(dead=dead, name=self.mesh_name)
         for mesh in inside:
-            of_mesh = await mesh.stop(max(0.0, end_at - time.monotonic()), failure)
+            of_mesh = await budget.spend(partial(mesh.stop, failure=failure))
+            report.actors.append(of_mesh)
             report.unrun += of_mesh.unrun
             report.cleanup += of_mesh.cleanup
-        left_s = max(0.0, end_at - time.monotonic())
-        answers = await asyncio.gather(*(self._end(slot, left_s) for slot in self._slots))
+        answers = await asyncio.gather(*(self._end(slot, budget) for slot in self._slots))
         for slot, is_clean in zip(self._slots, answers, strict=True):
             if slot.index in dead:
                 continue
@@ -319,16 +325,18 @@ class ProcMeshControl:
         self._program.forget(self.mesh_id, self._ends)
         return report
 
-    async def _end(self, slot: _Slot, budget_s: float) -> bool:
+    async def _end(self, slot: _Slot, budget: StopBudget) -> bool:
         is_clean = True
         if slot.proc is None and slot.watching is not None and not slot.watching.done():
             slot.watching.cancel()  # a start that is under way ends with nothing left
             await asyncio.wait({slot.watching})
         elif slot.proc is not None:
-            end_at = time.monotonic() + budget_s
-            if await self._end_actors(slot, budget_s):
-                end_at = max(end_at, time.monotonic() + _LEAST_END_S)
-            is_clean = await slot.proc.end(max(0.0, end_at - time.monotonic()))
+            proc, least_end_at = slot.proc, 0.0
+            if await budget.spend(partial(self._end_actors, slot)):
+                least_end_at = time.monotonic() + _LEAST_END_S
+            is_clean = await budget.spend(
+                lambda left_s: proc.end(max(left_s, least_end_at - time.monotonic()))
+            )
             if slot.watching is not None:
                 await asyncio.wait({slot.watching}, timeout=1.0)
                 slot.watching.cancel()

@@ -5,6 +5,7 @@ Invariant: no rank is waited for longer than its budget and a moment, whatever i
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -30,6 +31,13 @@ class RankStops:
 
     def __init__(self, program: Program) -> None:
         self._program = program
+
+    async def settle(self, rank: ActorRank, budget_s: float) -> None:
+        """Wait for a rank that is on its way, so that it can be stopped; but not for ever."""
+        try:
+            await asyncio.wait_for(rank.settled(), budget_s + GRACE_S)
+        except TimeoutError:
+            pass
 
     async def stop(
         self, rank: ActorRank, place: Place, budget_s: float, failure: MeshFailure | None

@@ -23,6 +23,9 @@ class StopReport:
         cleanup: failures of `__cleanup__`, and of what the ranks owned.
         unconfirmed: of processes, the ends that nobody has confirmed: their host does not answer,
             and they may still run.
+        actors: of processes, how the stops of the meshes in them went, in that order; what they
+            left unrun and what went wrong in their cleanup is in `unrun` and `cleanup` as well.
+        name: of the mesh that was stopped.
     """
 
     clean: list[int] = field(default_factory=list)
@@ -32,25 +35,33 @@ class StopReport:
     unrun: list[Unrun] = field(default_factory=list)
     cleanup: list[MeshFailure] = field(default_factory=list)
     unconfirmed: list[MeshFailure] = field(default_factory=list)
+    actors: list[StopReport] = field(default_factory=list)
+    name: str = ""
 
     @property
     def is_clean(self) -> bool:
         """Every rank ended as asked or had ended before, and every message ran."""
         wrong = (self.unreachable, self.stuck, self.unrun, self.cleanup, self.unconfirmed)
-        return not any(wrong)
+        return not any(wrong) and all(of_mesh.is_clean for of_mesh in self.actors)
 
     def __str__(self) -> str:
-        parts = [f"{len(self.clean)} clean"]
+        parts = [f"{len(self.clean)} clean", *self._not_clean()]
+        for of_mesh in self.actors:
+            parts += [f"{of_mesh.name} {what}" for what in of_mesh._not_clean()]
+        if self.unrun:
+            parts.append(f"{len(self.unrun)} messages not run")
+        parts += [failure.summary for failure in (*self.cleanup, *self.unconfirmed)]
+        return "; ".join(parts)
+
+    def _not_clean(self) -> list[str]:
+        parts = []
         if self.dead:
             parts.append(f"{len(self.dead)} dead")
         if self.unreachable:
             parts.append(f"unreachable: {', '.join(map(str, self.unreachable))}")
         if self.stuck:
             parts.append(f"stuck: {', '.join(map(str, self.stuck))}")
-        if self.unrun:
-            parts.append(f"{len(self.unrun)} messages not run")
-        parts += [failure.summary for failure in (*self.cleanup, *self.unconfirmed)]
-        return "; ".join(parts)
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
