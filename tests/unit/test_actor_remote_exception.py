@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import errno
 import pickle
+import sys
 import traceback
 import types
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagekeeper.actor import error_text
+from stagekeeper.actor.entrypoint import load_class
 from stagekeeper.actor.errors import RemoteError
 from stagekeeper.actor.remote_exception import exception_from_proto, exception_to_proto
 from stagekeeper.client.errors import EndpointRaised
@@ -244,6 +246,24 @@ def test_an_error_that_cannot_say_what_it_is_travels_nevertheless():
         "workers[2] raised Broken: (its message cannot be read: __str__ raised RuntimeError)"
     )
     assert _sent(ValueError("a\udc80")).remote_message == "a?"
+
+
+def test_what_a_script_defines_is_named_as_in_the_script(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "from stagekeeper.actor import Actor\n"
+        "class Odd(Exception):\n    pass\n"
+        "class Job(Actor):\n    class Inner(Exception):\n        pass\n"
+    )
+    module = sys.modules[load_class("__main__:Job", str(script)).__module__]
+    assert module.__name__ != "__main__"
+
+    error = _sent(_raised(module.Odd("no"), cause=_raised(module.Job.Inner("why"))))
+
+    assert error.remote_type == "Odd" and str(error) == "workers[2] raised Odd: no"
+    assert error.remote_traceback.endswith("\nOdd: no\n")
+    assert module.__name__ not in "".join(traceback.format_exception(error))
+    assert isinstance(error.__cause__, RemoteError) and error.__cause__.remote_type == "Job.Inner"
 
 
 def test_frames_that_led_to_the_authors_code_are_left_out(monkeypatch):

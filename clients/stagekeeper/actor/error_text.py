@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
+import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,14 +27,21 @@ _NOT_THEIRS: Final = (
 _DEEPEST_TOLD: Final = 32
 """Errors of one chain that a traceback tells of, nearest first."""
 
+_SCRIPT_AGAIN: Final = re.compile(r"__stagekeeper_main_\d+__")
+"""The name under which a script is imported again (`entrypoint`)."""
+
 CUT: Final = "…"
 """Stands where text was left out."""
 
 
 def type_name(error: BaseException) -> str:
-    """Return the type as Python prints it: `ValueError`, `torch.OutOfMemoryError`."""
+    """Return the type as Python prints it: `ValueError`, `torch.OutOfMemoryError`.
+
+    One of a script is named as the script would name it, also where it is imported again.
+    """
     cls = type(error)
-    if cls.__module__ in ("builtins", "__main__"):
+    module = cls.__module__
+    if module in ("builtins", "__main__") or _SCRIPT_AGAIN.fullmatch(module):
         return cls.__qualname__
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -68,7 +76,8 @@ def author_tracebacks(chain: Sequence[BaseException]) -> list[str]:
         texts: list[str] = []
         one: traceback.TracebackException | None = told
         while one is not None and len(texts) < len(chain):
-            texts.append(sendable(cut + "".join(one.format())))
+            whole = cut + "".join(one.format())
+            texts.append(sendable(re.sub(rf"{_SCRIPT_AGAIN.pattern}\.", "", whole)))
             one = one.__cause__ or one.__context__
     except Exception:  # its notes or its source are broken too: the frames alone, then
         texts = []
