@@ -858,6 +858,8 @@ async def test_in_the_owners_process_too_nobody_else_stops_a_mesh(tree, procs):
     assert await worker.add.call_one(1, 2) == 3
     await manager.stop_own.call_one()
     with pytest.raises(MeshStopped):
+        await of_manager.ready(LONG_S)
+    with pytest.raises(MeshStopped):
         await of_manager.add.call_one(1, 2)
 
 

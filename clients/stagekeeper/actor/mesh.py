@@ -147,6 +147,7 @@ class ActorMesh:
 
         Raises:
             MeshError: some rank failed; its owner is told as well.
+            MeshStopped: it was stopped.
             TimeoutError: not all are up in time; they go on coming up.
         """
         ranks = [self._keeper.ranks[rank] for rank in self._selected]
@@ -159,6 +160,8 @@ class ActorMesh:
         }
         if failed:
             raise MeshError(f"{self.name} did not come up whole", failed, {})
+        if any(rank.state is RankState.STOPPED for rank in ranks):
+            raise MeshStopped(f"{self.name} was stopped", mesh_name=self.name)
 
     async def places(self, timeout_s: float | None = None) -> Mapping[int, Place]:
         """Return where the ranks that are up are, by rank, once each is up or has failed."""
