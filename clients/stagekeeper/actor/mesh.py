@@ -18,7 +18,7 @@ from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.owning.actor_mesh import ActorMeshControl
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.owning.references import ReferenceKeeper
-from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope, current_scope
+from stagekeeper.actor.owning.scope import Scope, checked_budget_s, current_scope
 from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.selection import Index, selected_ranks
@@ -175,12 +175,11 @@ class ActorMesh:
 
         Raises:
             NotOwner: it belongs to somebody else, or this is a slice.
+            ValueError: `budget_s` is below 0.
         """
         if not isinstance(self._keeper, ActorMeshControl):
             raise NotOwner(f"{self.name} belongs to an actor of another process, which may stop it")
         if len(self._selected) != len(self._keeper.ranks):
             raise NotOwner(f"this is a slice of {self.name}: only the whole mesh can be stopped")
         check_is_owner(self._program, self._keeper.owner, self.name)
-        return await self._keeper.stop(
-            DEFAULT_STOP_BUDGET_S if budget_s is None else max(0.0, budget_s)
-        )
+        return await self._keeper.stop(checked_budget_s(budget_s))
