@@ -20,7 +20,7 @@ class EndedActor:
         self._identity = actor.identity
         self._owner = actor.owner
         self._failure = actor.failure
-        self._stuck = actor if actor.is_running else None
+        self._stuck: HostedActor | None = actor
         self.start_failure = None if actor.has_served else actor.failure
         """What its start was answered with."""
 
