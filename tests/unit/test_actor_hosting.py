@@ -63,14 +63,21 @@ class OddAsync(Actor):
         raise GeneratorExit
 
 
+class Told(Session):
+    news: list[pb.RankFailed]
+
+    def push_failure(self, news: pb.RankFailed) -> None:
+        self.news.append(news)
+
+
 class Hosted:
     """A house with one owner; `call` does what a connection would."""
 
     def __init__(self) -> None:
         self.house = House(refuse_class=lambda _: "")
         self.news: list[pb.RankFailed] = []
-        self.session: Any = Session("owner", lease_s=60, is_same_host=True, on_over=lambda _: None)
-        self.session.push_failure = self.news.append
+        self.session = Told("owner", lease_s=60, is_same_host=True, on_over=lambda _: None)
+        self.session.news = self.news
 
     def request(self, cls: type[Actor], *args: Any) -> actor_pb.SpawnActorRequest:
         return actor_pb.SpawnActorRequest(
