@@ -28,7 +28,6 @@ from stagekeeper.actor.hosting.actor_service import ActorService
 from stagekeeper.actor.hosting.connect import Connections, ConnectService
 from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.owning.ends import Ends
-from stagekeeper.actor.owning.proc_places import ProcPlaces
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
 from stagekeeper.actor.place import Place
@@ -244,10 +243,6 @@ class Program:
     def holds_rank_in(self, instance_id: str) -> bool:
         """Return whether a mesh of actors of this process has a rank in a process."""
         return any(mesh.holds(instance_id) for mesh in self._actors())
-
-    async def end_of(self, place: Place, procs: ProcPlaces) -> MeshFailure | None:
-        """Say how a process ended; None when nobody knows that it did."""
-        return await procs.end_of(place)
 
     def unexplained_end(self, link: Link) -> MeshFailure:
         """Make the failure of a process that only its broken connection tells of."""

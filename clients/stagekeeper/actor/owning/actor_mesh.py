@@ -137,7 +137,7 @@ class ActorMeshControl:
         self, rank: ActorRank, identity: ActorIdentity, error: grpc.RpcError | ConnectionError
     ) -> MeshFailure:
         if rank.place is not None:
-            end = await self._program.end_of(rank.place, self._procs)
+            end = await self._procs.end_of(rank.place)
             if end is not None:
                 return self._of_process(rank, end)
         text = describe(error).message if isinstance(error, grpc.RpcError) else str(error)
@@ -179,7 +179,7 @@ class ActorMeshControl:
     async def _judge_loss(
         self, rank: ActorRank, incarnation: int, link: Link, calls: list[PendingCall]
     ) -> None:
-        end = await self._program.end_of(link.place, self._procs)
+        end = await self._procs.end_of(link.place)
         if end is None:
             end = self._program.unexplained_end(link)
         failure = self._of_process(rank, end)
