@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -791,7 +792,8 @@ async def test_a_shorter_second_stop_hurries_the_first(tree, journal, gate):
         call = asyncio.create_task(worker.work.call_one(of_what, str(gate)))
         await journal.has(f"{of_what} begins")
         first = asyncio.create_task(stopped.stop(LONG_S))
-        await until(lambda mesh=worker: mesh._keeper.is_stopping, "it is being stopped")
+        keeper = worker._keeper
+        await until(partial(getattr, keeper, "is_stopping"), "it is being stopped")
 
         report = await asyncio.wait_for(stopped.stop(0.2), SOON_S)
 
