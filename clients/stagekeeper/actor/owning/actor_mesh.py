@@ -30,7 +30,7 @@ from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.owning.spawn_plan import SpawnPlan, spawn_request
 from stagekeeper.actor.owning.stop_budget import StopBudget
 from stagekeeper.actor.owning.stop_report import StopReport, Unrun
-from stagekeeper.actor.place import place_to_proto
+from stagekeeper.actor.place import Place, place_to_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
 from stagekeeper.wire.error_details import describe
 
@@ -99,7 +99,7 @@ class ActorMeshControl:
         actor_id = str(uuid.uuid4())
         identity = self._identity(rank, actor_id)
         try:
-            place = await self._procs.place(rank.rank)
+            rank.place = place = await self._procs.place(rank.rank)
             link = self._program.links.to(place)
             await link.connected()
             request = spawn_request(
@@ -110,7 +110,6 @@ class ActorMeshControl:
                 instance_id=place.instance_id,
             )
             rank.actor_id = actor_id
-            rank.place = place
             response = await link.actors.SpawnActor(request)
         except MeshStopped:  # its processes were, which is no failure
             if incarnation == rank.incarnation:
@@ -122,6 +121,8 @@ class ActorMeshControl:
             failure = await self._never_up(rank, identity, error)
         else:
             if incarnation != rank.incarnation or rank.state is not RankState.WAITING:
+                if not response.HasField("failure"):
+                    await self._end_late(rank, place, actor_id)
                 return
             if not response.HasField("failure"):
                 rank.up(link, actor_id, place)
@@ -132,6 +133,12 @@ class ActorMeshControl:
         if incarnation == rank.incarnation:
             rank.is_told = rank.is_told or is_awaited
             self._failed(rank, failure)
+
+    async def _end_late(self, rank: ActorRank, place: Place, actor_id: str) -> None:
+        """End an actor of a stopped mesh that came up after it, or did not answer it."""
+        answer = await self._stops.end_late(place, actor_id)
+        for problem in self._heard_at_end(rank, answer):
+            _log.warning("%s ended late: %s", rank.name, problem.summary)
 
     async def _never_up(
         self, rank: ActorRank, identity: ActorIdentity, error: grpc.RpcError | ConnectionError
@@ -163,6 +170,9 @@ class ActorMeshControl:
     def expect_end(self) -> None:
         """From now on the end of a rank is asked for, and no failure."""
         self._is_expecting_end = True
+
+    def _is_asked_to_end(self) -> bool:
+        return self._is_expecting_end
 
     def rank_failed(self, rank_number: int, actor_id: str, failure: MeshFailure) -> None:
         """Hear of a failure from the rank's own process."""
@@ -309,18 +319,25 @@ class ActorMeshControl:
                 for number, incarnation in zip(failure.ranks, failure.incarnations, strict=True)
                 if self.ranks[number].incarnation == incarnation
             ]
-            if not failed or self._is_expecting_end:
+            if not failed or self._is_asked_to_end():
                 return {}
             ranks = list(self.ranks) if self.plan.is_group else failed
             stalled = failed if failure.kind is FailureKind.STALLED else []
             await self._end_old(ranks, stalled, failure)
+            if self._is_asked_to_end():  # since then
+                return {}
             ended = [rank.place.instance_id for rank in ranks if rank.place is not None]
+            ended += [it.failure.instance_id for it in ranks if it.failure and not it.place]
             for rank in ranks:
                 rank.renew()
             try:
                 await self._procs.replace_ended(ended)
             except (grpc.RpcError, ConnectionError):
                 pass  # their owner cannot be asked: each rank finds that out, and is told of
+            if self._is_asked_to_end():
+                for rank in ranks:
+                    rank.stopped()
+                return {}
             await asyncio.gather(*(self._bring_up(rank, is_awaited=True) for rank in ranks))
             for rank in ranks:
                 rank.is_told = rank.state is RankState.FAILED
@@ -396,10 +413,14 @@ class ActorMeshControl:
                 report.clean.append(rank.rank)
             else:
                 report.unreachable.append(rank.rank)
+                if rank.place is not None and rank.state is RankState.UP:
+                    late = self._keep(self._end_late(rank, rank.place, rank.actor_id))
+                    late.add_done_callback(lambda _: self._program.forget(self.mesh_id))
             rank.stopped([] if answer is not None else rank.withdraw())
-            report.unrun += [Unrun(rank.rank, *late, False) for late in rank.take_late_casts()]
-        for task in self._starts:
-            task.cancel()
+            report.unrun += [Unrun(rank.rank, *it, False) for it in rank.take_late_casts()]
+        for rank, start in zip(self.ranks, self._starts, strict=False):
+            if not rank.actor_id:  # else it ends what it is about to bring up
+                start.cancel()
         self._scope.remove(self)
         if not report.unreachable:  # else there may be news yet
             self._program.forget(self.mesh_id)

@@ -47,7 +47,7 @@ class RankStops:
         Args:
             failure: why, when nobody asked for it.
         """
-        request = self._request(rank, place, budget_s)
+        request = self._request(place, rank.actor_id, budget_s)
         if failure is not None:
             request.failure.CopyFrom(failure_to_proto(failure))
         link = self._program.links.existing(place.instance_id)
@@ -70,17 +70,30 @@ class RankStops:
         link = self._program.links.existing(place.instance_id)
         if link is None or link.is_silent:
             return None
-        request = self._request(rank, place, 0.0)
+        request = self._request(place, rank.actor_id, 0.0)
         try:
             answer: pb.StopActorResponse = await link.actors.StopActor(request, timeout=GRACE_S)
         except (grpc.RpcError, ConnectionError):
             return None  # its process has ended, or its cleanup takes long
         return answer
 
-    def _request(self, rank: ActorRank, place: Place, budget_s: float) -> pb.StopActorRequest:
+    async def end_late(self, place: Place, actor_id: str) -> pb.StopActorResponse:
+        """Stop an actor for which nobody waits; whenever its process answers, or has ended."""
+        link = self._program.links.existing(place.instance_id)
+        if link is None:
+            return GONE
+        try:
+            answer: pb.StopActorResponse = await link.actors.StopActor(
+                self._request(place, actor_id, 0.0)
+            )
+        except (grpc.RpcError, ConnectionError):
+            return GONE
+        return answer
+
+    def _request(self, place: Place, actor_id: str, budget_s: float) -> pb.StopActorRequest:
         return pb.StopActorRequest(
             token=self._program.token,
             instance_id=place.instance_id,
-            actor_id=rank.actor_id,
+            actor_id=actor_id,
             budget_s=budget_s,
         )
