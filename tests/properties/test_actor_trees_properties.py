@@ -22,7 +22,8 @@ from stagekeeper.actor import Actor, root, this_proc
 from stagekeeper.host.process import ExitStatus
 from tests.harness import random_trees
 from tests.harness.processes_in_a_loop import Host, MadeUpProcess, program_here
-from tests.harness.tree_trials import Op, Trial, draw_ops
+from tests.harness.tree_ops import Op, draw_ops
+from tests.harness.tree_trials import Trial
 from tests.harness.virtual_time import virtual_loop
 
 # Of processes that were killed, when they are buried.

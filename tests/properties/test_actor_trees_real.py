@@ -20,7 +20,8 @@ from stagekeeper.actor import root
 from stagekeeper.actor.program import current_program
 from stagekeeper.host import proc_table, tree_sweep
 from tests.harness import random_trees
-from tests.harness.tree_trials import Trial, draw_ops
+from tests.harness.tree_ops import draw_ops
+from tests.harness.tree_trials import Trial
 
 _HOLDS_WITHIN_S = 40.0
 _LOOKS_S = 0.3
