@@ -53,14 +53,15 @@ class LoopProcess:
     async def bury(self) -> None:
         """Close what a dead process left open, so that nothing of it runs when it is collected."""
         self.is_dead = False
-        for _ in range(5):
+        tasks: list[asyncio.Task[Any]] = []
+        for _ in range(20):
+            self.thaw()
+            await asyncio.sleep(0.1)  # what has not begun can be cancelled only within
             tasks = [task for task in self._tasks if not task.done()]
+            if not tasks:
+                break
             for task in tasks:
                 task.cancel()
-            self.thaw()
-            if tasks:
-                await asyncio.wait(tasks, timeout=1.0)
-        tasks = [task for task in self._tasks if not task.done()]
         assert not tasks, f"these did not end when cancelled: {tasks}"
 
     def owns(self, task: asyncio.Task[Any]) -> None:

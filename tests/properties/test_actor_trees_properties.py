@@ -119,7 +119,7 @@ def run(program: Callable[[Host], Coroutine[Any, Any, None]], seed: int) -> None
                 done.result()
                 assert [it.name for it in host.living] == ["root"]
             finally:
-                for process in host.processes.values():
+                for process in list(host.processes.values()):
                     loop.run_until_complete(process.bury())
 
 
