@@ -146,10 +146,15 @@ class Lives:
         """Return whether it may have been on its way out for another reason than its process."""
         return self.is_asked(actor) or actor in self.boomed or self.has_failed(actor)
 
-    def is_hurt(self, process: str) -> bool:
-        """Return whether it, or one above it, was killed, left, was frozen; or is unknown."""
+    def is_hurt(self, process: str, hurt: set[str]) -> bool:
+        """Return whether it, or one above it, is one of these, or left; or is unknown."""
         path = self.paths.get(process)
-        return path is None or any(it in self.hurt for it in path)
+        left = {it["process"] for it in self.by_what["leaves"]}
+        return path is None or any(it in hurt | left for it in path)
+
+    def meshes_in(self, process: str) -> set[str]:
+        """Return the meshes with an actor in a process or below it."""
+        return {birth["mesh_id"] for birth in self.born.values() if process in birth["path"]}
 
     def line(self, actor: str) -> Iterator[str]:
         """Yield it and its owners, but the root."""

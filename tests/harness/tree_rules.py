@@ -168,7 +168,14 @@ _OF_A_PROCESS = ("EXITED", "SIGNALED", "GONE")
 def asked_is_no_failure(lives: Lives) -> None:
     """Of what was asked to end, and was not hurt, nobody is told that it ended."""
     asked: set[str] = set()
+    hurt = set(lives.evidence.hurt)
     is_over = False
+    for it in lives.notes:  # what was killed when it was asked to end already is no failure either
+        if it["what"] == "asks":
+            asked.add(it["mesh_id"])
+        if it["what"] == "kills" and lives.meshes_in(it["process"]) <= asked:
+            hurt.discard(it["process"])
+    asked.clear()
     for it in lives.notes:
         if it["what"] == "asks":
             asked.add(it["mesh_id"])
@@ -178,7 +185,7 @@ def asked_is_no_failure(lives: Lives) -> None:
         for one in (it["failure"], *it["failure"]["causes"]):
             if "by its owner" in one["message"]:
                 continue  # it was another owner's, and who is told had not asked for it
-            if one["kind"] in _OF_A_PROCESS and not lives.is_hurt(one["instance_id"]):
+            if one["kind"] in _OF_A_PROCESS and not lives.is_hurt(one["instance_id"], hurt):
                 what = f"{one['kind']} of {one['mesh']}{one['ranks']}, which was asked to end"
                 assert not (is_over or one["mesh_id"] in asked), f"told: {what}"
 
@@ -245,6 +252,8 @@ def calls_end(lives: Lives, calls: list[Call]) -> None:
             continue
         for actor in actors:
             assert lives.is_alive(actor), f"{call} outlives {lives.name(actor)}"
+        if any(lives.is_touched_by(actor, lives.hurt) for actor in actors):
+            continue  # whose process was frozen may be on its way still
         assert not call.is_short, f"{call} is not answered by {lives.name(actors[0])}, which lives"
 
 

@@ -289,6 +289,8 @@ class Trial:
                 self._stop(target.owner, replace(op, kind=kind))
         if op.arg % 3:
             self._call(target, replace(op, kind="cast boom", arg=op.arg + 1))
+        if op.pick % 3 == 0:
+            await self._hurt(replace(op, kind="kill"))
 
     async def _stall(self, target: Known, op: Op) -> None:
         """Freeze a rank under a call, twice for longer than its lease; perhaps it stays so."""
