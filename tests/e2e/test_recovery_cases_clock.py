@@ -27,7 +27,15 @@ def _watch(name: str, env: dict[str, str]) -> Spec:
     return {"name": name, "replicas": 1, "stages": [{**stage, "env": env} if env else stage]}
 
 
-@pytest.mark.parametrize("part", ["supervisor", "agent", "stage"])
+# The supervisor's clock is the one that decides most; the others go the same way in the long run.
+@pytest.mark.parametrize(
+    "part",
+    [
+        "supervisor",
+        pytest.param("agent", marks=pytest.mark.soak),
+        pytest.param("stage", marks=pytest.mark.soak),
+    ],
+)
 async def test_recovery_R45_wall_clock_that_jumps_an_hour_changes_no_state(
     cluster: Cluster, part: str
 ) -> None:

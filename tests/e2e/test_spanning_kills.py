@@ -117,7 +117,14 @@ async def _killed_and_whole(
     assert len(lost) <= (point in UNBORN), "a stage was started anew that lived"
 
 
-@pytest.mark.parametrize("point", ROLLBACK_POINTS)
+# As above: every second point in the short run.
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=pytest.mark.soak if number % 2 else ())
+        for number, point in enumerate(ROLLBACK_POINTS)
+    ],
+)
 async def test_each_agent_killed_during_a_rollback_ends_it(cluster: Cluster, point: str) -> None:
     """The second shard of the second stage fails: its worker rolls back, the other one is told."""
     await two_agents(cluster, agents={"node-1": {KILL_AT: point}})

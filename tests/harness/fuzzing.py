@@ -41,7 +41,7 @@ class Effort:
     """
 
     values: int = 1
-    rounds: int = 15
+    rounds: int = 8
     quick_values: int = 3
     seed: int = 0
 

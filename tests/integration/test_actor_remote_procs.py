@@ -76,7 +76,9 @@ async def test_owner_holds_processes_over_broken_connections_and_hears_of_each_e
         assert proxy.connection_count > before and "allow" in end.last_log_lines[0]
 
         assert await asked.end(30.0), "it is let to end by itself"
-        assert (await asked.ended()).exit == ExitInfo(code=0, asked=True)
+        # Without its code, when its holder was just dialling anew.
+        ends = (ExitInfo(code=0, asked=True), ExitInfo(asked=True))
+        assert (await asked.ended()).exit in ends
         assert await asked.end(30.0), "and may be asked again"
         assert lives(dropped.place.pid), "nobody else was meant"
         assert not await dropped.end(0.0) and not lives(dropped.place.pid)
