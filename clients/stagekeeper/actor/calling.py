@@ -106,6 +106,27 @@ class Ranked(NamedTuple, Generic[Result]):
     value: Result
 
 
+def endpoint_of_mesh(
+    name: str, view: RankView, endpoints: Mapping[str, Endpoint] | None, owner: str
+) -> EndpointRef[..., Any, Any]:
+    """Return what an attribute of a mesh is.
+
+    Args:
+        endpoints: of the class, by name; None where it cannot be had: names go unchecked then.
+        owner: what has no such endpoint, for people.
+
+    Raises:
+        AttributeError: the name is no endpoint's.
+    """
+    endpoint = None
+    if endpoints is not None:
+        endpoint = endpoints.get(name)
+        if endpoint is None:
+            offered = ", ".join(endpoints) or "none"
+            raise AttributeError(f"{owner} has no endpoint {name!r}; it has: {offered}")
+    return EndpointRef(name, view, endpoint)
+
+
 class EndpointRef(Generic[P, Result, Local]):
     """One endpoint of a mesh, ready to be called.
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from stagekeeper.actor.calling import EndpointRef, RankLink
+from stagekeeper.actor.calling import EndpointRef, RankLink, endpoint_of_mesh
 from stagekeeper.actor.connection.link import (
     Link,
     PendingCall,
@@ -114,13 +114,7 @@ class StageMesh:
     def __getattr__(self, name: str) -> EndpointRef[..., Any, Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        endpoint = None
-        if self._endpoints is not None:
-            endpoint = self._endpoints.get(name)
-            if endpoint is None:
-                offered = ", ".join(self._endpoints) or "none"
-                raise AttributeError(f"{self.name} has no endpoint {name!r}; it has: {offered}")
-        found: EndpointRef[..., Any, Any] = EndpointRef(name, self, endpoint)
+        found = endpoint_of_mesh(name, self, self._endpoints, self.name)
         self.__dict__[name] = found
         return found
 

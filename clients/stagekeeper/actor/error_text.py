@@ -16,8 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import stagekeeper
+
 _NOT_THEIRS: Final = (
-    str(Path(__file__).parent),
+    # Who runs actors, and who runs a deployed stage, which may not be installed.
+    *(str(Path(root, runner)) for root in stagekeeper.__path__ for runner in ("actor", "stage")),
     str(Path(concurrent.futures.__file__).parent),
     str(Path(asyncio.__file__).parent),
     str(importlib.__file__),

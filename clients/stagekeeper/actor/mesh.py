@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from stagekeeper.actor.calling import EndpointRef
+from stagekeeper.actor.calling import EndpointRef, endpoint_of_mesh
 from stagekeeper.actor.endpoint import Endpoint
 from stagekeeper.actor.errors import Died, MeshError, MeshStopped, NotOwner
 from stagekeeper.actor.failure import MeshFailure
@@ -26,8 +26,6 @@ from stagekeeper.wire.payload import Tensors
 
 if TYPE_CHECKING:
     from stagekeeper.actor.program import Program
-
-_KEPT_PRIVATE: Final = "_"
 
 Keeper = ActorMeshControl | ReferenceKeeper
 
@@ -92,17 +90,9 @@ class ActorMesh:
         self._view = RanksInView(keeper, tuple(keeper.ranks[rank] for rank in ranks))
 
     def __getattr__(self, name: str) -> EndpointRef[..., Any, Any]:
-        if name.startswith(_KEPT_PRIVATE):
+        if name.startswith("_"):  # before the attributes are there that the rest needs
             raise AttributeError(name)
-        endpoint = None
-        if self._endpoints is not None:
-            endpoint = self._endpoints.get(name)
-            if endpoint is None:
-                offered = ", ".join(self._endpoints) or "none"
-                raise AttributeError(
-                    f"{self._class_name} has no endpoint {name!r}; it has: {offered}"
-                )
-        found: EndpointRef[..., Any, Any] = EndpointRef(name, self._view, endpoint)
+        found = endpoint_of_mesh(name, self._view, self._endpoints, self._class_name)
         self.__dict__[name] = found  # the next look finds it without this method
         return found
 

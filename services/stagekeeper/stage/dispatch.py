@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from stagekeeper.actor import Endpoint, EndpointKind
 from stagekeeper.actor.call_context import enter_call, leave_call
+from stagekeeper.actor.error_text import author_traceback
 from stagekeeper.actor.remote_exception import exception_to_proto
 from stagekeeper.core.errors import FieldProblem, Reason, Refused
 from stagekeeper.core.names import shown
 from stagekeeper.stage.activity import Activity, Work
-from stagekeeper.stage.author_traceback import author_traceback
 from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.value_channel import ValueChannel
 from stagekeeper.stage.vitals import text_of

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stagekeeper.actor import Endpoint
+from stagekeeper.actor.error_text import author_traceback
 from stagekeeper.core.model import MemoryProfile
 from stagekeeper.core.states import SHARD_MOVES, Phase, ShardState, check_move
-from stagekeeper.stage.author_traceback import author_traceback
 
 _MAX_ERROR_CHARS = 1_000
 _MAX_TRACEBACK_CHARS = 32_000
@@ -102,7 +102,7 @@ class Vitals:
 
 def failure_from(error: BaseException) -> PhaseFailure:
     """Describe what a phase raised; the traceback keeps its end when it is long."""
-    text = sendable(author_traceback(error))
+    text = author_traceback(error)
     if len(text) > _MAX_TRACEBACK_CHARS:
         text = "…" + text[-_MAX_TRACEBACK_CHARS:]
     return PhaseFailure(
