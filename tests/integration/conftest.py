@@ -1,5 +1,5 @@
-"""Fixtures of the tests of one agent (its supervisor by hand, its directory, itself), and of those
-of one supervisor, whose agents each test makes as it needs them."""
+"""Fixtures of the tests of one agent (its supervisor by hand, its directory, itself), of those of
+one supervisor, whose agents each test makes as it needs them, and of those of actor trees."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from stagekeeper.actor import ProcMesh
 from stagekeeper.agent.app import Agent
 from tests.fakes.agents import AgentHome, agent_in, home_at
 from tests.fakes.overseer import Overseer
 from tests.fakes.supervisors import Reigns, reigns
+from tests.harness.actor_trees import Tree, a_root
 
 
 @pytest.fixture
@@ -41,3 +44,27 @@ async def them(tmp_path: Path) -> AsyncIterator[Reigns]:
 @pytest.fixture
 async def endpoint(them: Reigns) -> str:
     return them.endpoint
+
+
+# --- actor trees: one root a module, which its tests share and leave as they found it
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def root_tree(request: pytest.FixtureRequest) -> AsyncIterator[Tree]:
+    """A root with PROC_COUNT processes of the module, and its LEASE_S where it has one."""
+    lease = {"lease_s": request.module.LEASE_S} if hasattr(request.module, "LEASE_S") else {}
+    async with a_root(**lease) as tree:
+        await tree.shared(request.module.PROC_COUNT)
+        yield tree
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tree(root_tree: Tree) -> AsyncIterator[Tree]:
+    yield root_tree
+    await root_tree.clear()
+
+
+@pytest.fixture
+def procs(tree: Tree) -> ProcMesh:
+    assert tree.procs is not None
+    return tree.procs

@@ -5,37 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
-from stagekeeper.actor import Died, FailureKind, ProcMesh
-from tests.harness.actor_trees import SOON_S, Tree, a_root, all_gone, frozen
+from stagekeeper.actor import Died, FailureKind
+from tests.harness.actor_trees import SOON_S, all_gone, frozen
 from tests.stages.actor_cases import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PROC_COUNT = 1  # of the tree that these tests share
+
 LEASE_S = 0.5
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def root_tree() -> AsyncIterator[Tree]:
-    async with a_root(lease_s=LEASE_S) as tree:
-        await tree.shared(1)
-        yield tree
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tree(root_tree: Tree) -> AsyncIterator[Tree]:
-    yield root_tree
-    await root_tree.clear()
-
-
-@pytest.fixture
-def procs(tree: Tree) -> ProcMesh:
-    assert tree.procs is not None
-    return tree.procs
 
 
 async def test_a_frozen_process_is_stalled_until_it_runs_again(tree, procs):

@@ -11,14 +11,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from stagekeeper.actor import (
     Died,
@@ -27,14 +25,13 @@ from stagekeeper.actor import (
     MeshStopped,
     NotOwner,
     NotSendable,
-    ProcMesh,
     RemoteError,
     this_host,
     this_proc,
 )
 from stagekeeper.actor.owning import local_procs
 from stagekeeper.wire.actor_limits import STREAM_WINDOW
-from tests.harness.actor_trees import SOON_S, Tree, a_root, a_script, all_gone, is_alive, until
+from tests.harness.actor_trees import SOON_S, a_script, all_gone, is_alive, until
 from tests.stages.actor_cases import (
     BriefManager,
     Broken,
@@ -50,26 +47,9 @@ from tests.stages.actor_cases import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PROC_COUNT = 3  # of the tree that these tests share
+
 LONG_S = 60.0
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def root_tree() -> AsyncIterator[Tree]:
-    async with a_root() as tree:
-        await tree.shared(3)
-        yield tree
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tree(root_tree: Tree) -> AsyncIterator[Tree]:
-    yield root_tree
-    await root_tree.clear()
-
-
-@pytest.fixture
-def procs(tree: Tree) -> ProcMesh:
-    assert tree.procs is not None
-    return tree.procs
 
 
 class Journal:

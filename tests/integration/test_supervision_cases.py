@@ -9,46 +9,26 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from stagekeeper.actor import (
     Died,
     FailureKind,
     MeshError,
     MeshStopped,
-    ProcMesh,
     RemoteError,
     this_host,
     this_proc,
 )
-from tests.harness.actor_trees import SOON_S, Tree, a_root, a_script, all_gone, frozen, until
+from tests.harness.actor_trees import SOON_S, a_script, all_gone, frozen, until
 from tests.stages.actor_cases import Broken, Manager, PlainWorker, Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PROC_COUNT = 4  # of the tree that these tests share
+
 LONG_S = 60.0
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def root_tree() -> AsyncIterator[Tree]:
-    async with a_root() as tree:
-        await tree.shared(4)
-        yield tree
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tree(root_tree: Tree) -> AsyncIterator[Tree]:
-    yield root_tree
-    await root_tree.clear()
-
-
-@pytest.fixture
-def procs(tree: Tree) -> ProcMesh:
-    assert tree.procs is not None
-    return tree.procs
 
 
 async def pids_of(workers) -> list[int]:
