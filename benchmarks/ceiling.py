@@ -25,32 +25,34 @@ async def _no_op(request: bytes, _: object) -> bytes:
     return request
 
 
-class _AnyMethod(grpc.GenericRpcHandler):
-    # Without serializers: bytes in, bytes out.
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_no_op)
+class AnyMethod(grpc.GenericRpcHandler):
+    """Serves every method alike. Without serializers: bytes in, bytes out."""
+
+    def __init__(self, handler: grpc.RpcMethodHandler[bytes, bytes]) -> None:
+        self._handler = handler
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        return self.handler
+        return self._handler
 
 
-async def _serve() -> None:
+async def serve(handler: grpc.RpcMethodHandler[bytes, bytes]) -> None:
+    """Be a bare server: print the port, and end when whoever holds standard input lets go of it."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((_AnyMethod(),))
+    server.add_generic_rpc_handlers((AnyMethod(handler),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)
-    # The parent holds the pipe; its end is the order to end.
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(0)
 
 
 @asynccontextmanager
-async def no_op_server() -> AsyncIterator[str]:
-    """Run the no-op server as a process of its own; yields its address."""
+async def bare_server(module: str) -> AsyncIterator[str]:
+    """Run a module that calls `serve` as a process of its own; yields its address."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.ceiling", stdin=PIPE, stdout=PIPE
+        sys.executable, "-m", module, stdin=PIPE, stdout=PIPE
     )
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -58,6 +60,13 @@ async def no_op_server() -> AsyncIterator[str]:
     finally:
         process.stdin.close()
         await asyncio.wait_for(process.wait(), 10.0)
+
+
+@asynccontextmanager
+async def no_op_server() -> AsyncIterator[str]:
+    """Run the no-op server; yields its address."""
+    async with bare_server("benchmarks.ceiling") as address:
+        yield address
 
 
 def channel_to(address: str) -> grpc.aio.Channel:
@@ -103,4 +112,4 @@ async def round_trips(call: Call, count: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    asyncio.run(serve(grpc.unary_unary_rpc_method_handler(_no_op)))
