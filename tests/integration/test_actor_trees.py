@@ -26,10 +26,12 @@ from stagekeeper.actor import (
     NotOwner,
     NotSendable,
     RemoteError,
+    root,
     this_host,
     this_proc,
 )
 from stagekeeper.actor.owning import local_procs
+from stagekeeper.client.errors import NoRoom
 from stagekeeper.wire.actor_limits import STREAM_WINDOW
 from tests.harness.actor_trees import SOON_S, a_script, all_gone, is_alive, until
 from tests.stages.actor_cases import (
@@ -1014,3 +1016,27 @@ async def test_an_init_that_raises_while_nothing_is_awaited_ends_the_program(jou
     assert exit_code == 1
     assert script.errors.count("LookupError: there is no weight file") == 1
     assert "unhandled failure" in script.errors
+
+
+async def test_an_actor_takes_no_more_messages_than_its_mesh_allows(procs):
+    worker = procs[0].options(max_in_flight=2).spawn("worker", Worker)
+    naps = [asyncio.create_task(worker.nap.call_one(LONG_S)) for _ in range(2)]
+    await until(lambda: _outstanding(worker) == 2, "both are sent")
+
+    with pytest.raises(NoRoom, match="2 messages"):
+        await worker.nap.call_one(0.0)
+
+    for nap in naps:
+        nap.cancel()
+    await asyncio.wait(naps)
+    assert await worker.nap.call_one(0.0)
+
+
+def _outstanding(worker) -> int:
+    return sum(link.outstanding for link in worker._view.links)
+
+
+async def test_a_process_has_one_root(tree):
+    with pytest.raises(RuntimeError, match="there is one root"):
+        async with root():
+            raise AssertionError("there are two")

@@ -44,12 +44,20 @@ class FakeSource:
     def __init__(self, error: Exception | None = None, *, hangs: bool = False) -> None:
         self.error = error
         self.hangs = hangs
+        self._failing = asyncio.Event()
+
+    def fail(self, error: Exception) -> None:
+        """Have a start that hangs raise."""
+        self.error = error
+        self._failing.set()
 
     async def start(self, index: int, instance_id: str, name: str) -> FakeProc:
         if self.error is not None:
             raise self.error
         if self.hangs:
-            await asyncio.Event().wait()
+            await self._failing.wait()
+            assert self.error is not None
+            raise self.error
         return FakeProc(instance_id)
 
     async def close(self) -> None:
@@ -113,3 +121,16 @@ async def test_processes_that_were_asked_to_end_take_nothing_new_and_that_is_no_
         await asyncio.wait({waiting})
         assert waiting.exception() is None or source.hangs or source.error
         assert len(owner.told) == told
+
+
+async def test_a_start_that_fails_after_its_end_was_asked_for_is_no_failure():
+    source = FakeSource(hangs=True)
+    owner = Owner(source)
+    await asyncio.sleep(0)  # the start is under way
+    owner.mesh.expect_end()
+
+    source.fail(ProcFailed(MeshFailure(id="one", kind=FailureKind.INIT_RAISED, mesh_name="procs")))
+
+    with pytest.raises(MeshStopped):
+        await owner.place()
+    assert owner.told == []

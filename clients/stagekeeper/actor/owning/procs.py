@@ -133,7 +133,7 @@ class ProcMeshControl:
         link = self._program.links.existing(slot.instance_id)
         if link is not None:
             await link.close()  # tells every caller, and each mesh with a rank in it
-        if not slot.is_asked and not is_told:
+        if not is_told:
             self._tell_if_nobody_is_in(slot, 0 if link is None else link.other_actor_count)
 
     def _never_started(self, slot: _Slot, failure: MeshFailure) -> None:
@@ -144,7 +144,7 @@ class ProcMeshControl:
 
     def _tell_if_nobody_is_in(self, slot: _Slot, other_actor_count: int = 0) -> None:
         is_told = other_actor_count > 0 or self._program.holds_rank_in(slot.instance_id)
-        if is_told or self._is_expecting_end or slot.failure is None:
+        if is_told or slot.is_asked or slot.failure is None:
             return
         self._scope.deliver(slot.failure.attached(self.mesh, self.respawn))
 
