@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,14 @@ def nvml(nvml_library: Path, tmp_path: Path) -> FakeNvml:
     fake = FakeNvml(nvml_library, tmp_path)
     fake.write()
     return fake
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """An empty folder that leaves room for the sockets of a state directory.
+
+    `tmp_path` has the test's name in it, and the machine's say in the rest.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sk-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -49,9 +49,9 @@ def test_every_problem_is_told_at_once():
         assert problem in str(raised.value)
 
 
-def test_settings_refuse_devices_and_times_that_cannot_be(tmp_path):
+def test_settings_refuse_devices_and_times_that_cannot_be(short_folder):
     settings = AgentSettings(
-        state_dir=tmp_path, devices=("cuda:0",), device_deadline_s=0.0, device_interval_s=-1.0
+        state_dir=short_folder, devices=("cuda:0",), device_deadline_s=0.0, device_interval_s=-1.0
     )
 
     with pytest.raises(SettingsError) as raised:

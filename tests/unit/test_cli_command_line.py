@@ -309,14 +309,14 @@ def test_agent_on_loopback_may_start_everything_and_a_pattern_limits_it():
         ("--pythonpath=/no/such/folder", "--pythonpath: /no/such/folder does not exist"),
     ],
 )
-def test_up_refuses_flags_before_it_starts_or_writes_anything(flag, words, tmp_path, capsys):
-    code = run(["up", f"--state-dir={tmp_path / 's'}", flag])
+def test_up_refuses_flags_before_it_starts_or_writes_anything(flag, words, short_folder, capsys):
+    code = run(["up", f"--state-dir={short_folder / 's'}", flag])
 
     assert code == ExitCode.USAGE
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1
-    assert not (tmp_path / "s").exists()
+    assert not (short_folder / "s").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stagekeeper.cli.exits import ExitCode
@@ -213,6 +213,7 @@ def test_of_many_that_hold_a_card_a_terminal_shows_the_largest(monkeypatch):
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50), st.integers(1, 2**50), st.integers(4, 200))
+@example(held=7, new=1, total=8, width=4)
 def test_bar_is_as_long_as_asked_and_shows_whatever_is_there(held, new, total, width):
     pieces = bar(held, new, total, width)
 

@@ -53,10 +53,9 @@ def bar(held_bytes: int, new_bytes: int, total_bytes: int, width: int) -> list[P
             Piece(Part.OVER, width - 1 - inside),
         ]
     else:
-        held = _cells(held_bytes, total_bytes, width)
-        new = min(_cells(new_bytes, total_bytes, width), width - held)
-        if need_bytes < total_bytes and held + new == width:  # what is free shows too
-            held, new = (held, new - 1) if new > 1 else (held - 1, new)
+        free = 1 if need_bytes < total_bytes else 0
+        held = min(_cells(held_bytes, total_bytes, width), width - free - (1 if new_bytes else 0))
+        new = min(_cells(new_bytes, total_bytes, width), width - free - held)
         pieces = [
             Piece(Part.HELD, held),
             Piece(Part.NEW, new),
