@@ -234,12 +234,12 @@ async def test_supervisor_and_agent_end_in_order_when_asked(cluster: Cluster) ->
     assert "Traceback" not in agent.output + supervisor.output
 
 
-async def test_agent_that_finds_nobody_gives_up_when_told_to(tmp_path: Path) -> None:
+async def test_agent_that_finds_nobody_gives_up_when_told_to(short_folder: Path) -> None:
     ended = await command_line(
         "agent",
         "--max-wait=0.5",
-        f"--state-dir={tmp_path}",
-        f"--lock-dir={tmp_path / 'l'}",
+        f"--state-dir={short_folder}",
+        f"--lock-dir={short_folder / 'l'}",
         endpoint="127.0.0.1:9",
     )
 
