@@ -1,4 +1,4 @@
-"""Failures in the making: of a rank by itself, and of an owner because of what it owns.
+"""Failures in the making: of a rank by itself or by its process, and of an owner by what it owns.
 
 Invariant: this alone of the actors' side reads the wall clock, and only for people to read.
 """
@@ -27,6 +27,15 @@ def failure_of(
 ) -> MeshFailure:
     """Make a failure of one rank, as this process sees it now."""
     return MeshFailure.at(identity.origin, kind, message=message, detect_time=seen_now(), **more)
+
+
+def as_of_rank(
+    failure: MeshFailure, *, mesh_name: str, mesh_id: str, rank: int, incarnation: int
+) -> MeshFailure:
+    """Say of one rank what happened to its process; the id stays that of the process's end."""
+    return replace(
+        failure, mesh_name=mesh_name, mesh_id=mesh_id, ranks=(rank,), incarnations=(incarnation,)
+    )
 
 
 def cut_off(identity: ActorIdentity, failures: Sequence[MeshFailure]) -> MeshFailure:

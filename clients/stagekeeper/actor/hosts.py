@@ -290,7 +290,7 @@ class _OwnProc:
     async def place(self, rank: int) -> Place:
         return self._program.place
 
-    async def end_of(self, place: Place) -> MeshFailure | None:
+    async def end_of(self, ended_id: str) -> MeshFailure | None:
         return None
 
     async def kill(self, instance_id: str) -> None:

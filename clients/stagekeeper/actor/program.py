@@ -27,7 +27,7 @@ from stagekeeper.actor.failure_wire import failure_from_proto
 from stagekeeper.actor.hosting.actor_service import ActorService
 from stagekeeper.actor.hosting.connect import Connections, ConnectService
 from stagekeeper.actor.hosting.house import House
-from stagekeeper.actor.owning.ends import Ends
+from stagekeeper.actor.owning.known_ends import KnownEnds
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
 from stagekeeper.actor.place import Place
@@ -57,7 +57,7 @@ class AdoptedMesh(Protocol):
     mesh_id: str
     mesh: Any
 
-    async def end_of_id(self, ended_id: str) -> MeshFailure | None: ...
+    async def end_of(self, ended_id: str) -> MeshFailure | None: ...
 
     async def places(self) -> list[actor_service_pb2.RankPlace]: ...
 
@@ -121,7 +121,7 @@ class Program:
         )
         self._memory_kills: RecentKills | None = None
         self._meshes: dict[str, AdoptedMesh] = {}
-        self._ends_of_stopped: OrderedDict[str, Ends] = OrderedDict()
+        self._ends_of_stopped: OrderedDict[str, KnownEnds] = OrderedDict()
         self._references: WeakValueDictionary[str, ReferenceKeeper] = WeakValueDictionary()
         self._server: Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -203,7 +203,7 @@ class Program:
         """Answer for a mesh from now on; from any thread."""
         self._meshes[mesh.mesh_id] = mesh
 
-    def forget(self, mesh_id: str, ends: Ends | None = None) -> None:
+    def forget(self, mesh_id: str, ends: KnownEnds | None = None) -> None:
         """The mesh was stopped; whoever asks how a process of it ended is told by `ends`."""
         self._meshes.pop(mesh_id, None)
         if ends is not None:
@@ -219,7 +219,7 @@ class Program:
         """
         mesh = self._meshes.get(mesh_id)
         if mesh is not None:
-            return await mesh.end_of_id(ended_id)
+            return await mesh.end_of(ended_id)
         return await self._ends_of_stopped[mesh_id].of(ended_id)
 
     def reference_keeper(self, mesh_id: str, name: str, size: int, owner: Place) -> ReferenceKeeper:

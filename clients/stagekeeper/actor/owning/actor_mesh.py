@@ -23,7 +23,7 @@ from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.identity import ActorIdentity
-from stagekeeper.actor.owning.ends import Ends
+from stagekeeper.actor.owning.known_ends import KnownEnds
 from stagekeeper.actor.owning.proc_places import ProcFailed
 from stagekeeper.actor.owning.rank_stops import GONE, RankStops
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
@@ -68,7 +68,7 @@ class ActorMeshControl:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts: list[asyncio.Task[None]] = []
-        self._ends = Ends()
+        self._ends = KnownEnds()
         self._stops = RankStops(program)
         self._respawns = asyncio.Lock()
 
@@ -116,7 +116,7 @@ class ActorMeshControl:
                 rank.stopped()
             return
         except ProcFailed as error:
-            failure = self._of_process(rank, error.failure)
+            failure = rank.failed_with(error.failure)
         except (grpc.RpcError, ConnectionError) as error:
             failure = await self._never_up(rank, identity, error)
         else:
@@ -144,9 +144,9 @@ class ActorMeshControl:
         self, rank: ActorRank, identity: ActorIdentity, error: grpc.RpcError | ConnectionError
     ) -> MeshFailure:
         if rank.place is not None:
-            end = await self._procs.end_of(rank.place)
+            end = await self._procs.end_of(rank.place.instance_id)
             if end is not None:
-                return self._of_process(rank, end)
+                return rank.failed_with(end)
         text = describe(error).message if isinstance(error, grpc.RpcError) else str(error)
         return failure_of(identity, FailureKind.INIT_RAISED, text, detected_by="spawn")
 
@@ -189,10 +189,10 @@ class ActorMeshControl:
     async def _judge_loss(
         self, rank: ActorRank, incarnation: int, link: Link, calls: list[PendingCall]
     ) -> None:
-        end = await self._procs.end_of(link.place)
+        end = await self._procs.end_of(link.place.instance_id)
         if end is None:
             end = self._program.unexplained_end(link)
-        failure = self._of_process(rank, end)
+        failure = rank.failed_with(end)
         if incarnation != rank.incarnation:
             rank.end_calls_with(calls, failure)
             return
@@ -208,7 +208,7 @@ class ActorMeshControl:
             is_there = rank.place is not None and rank.place.instance_id == instance_id
             if is_there and rank.state in (RankState.UP, RankState.WAITING):
                 is_ours = True
-                self._failed(rank, self._of_process(rank, end))
+                self._failed(rank, rank.failed_with(end))
         return is_ours
 
     def holds(self, instance_id: str) -> bool:
@@ -264,7 +264,7 @@ class ActorMeshControl:
             rank.end_calls(list(calls))
             return
         rank.fail(failure, list(calls))
-        self._ends.put(rank.actor_id, failure)
+        self._ends.add(rank.actor_id, failure)
         is_asked = self._is_expecting_end and failure.kind not in _NEVER_ASKED
         if not (rank.is_told or is_asked):
             rank.is_told = True
@@ -274,16 +274,6 @@ class ActorMeshControl:
 
     def _tell(self, failure: MeshFailure) -> None:
         self._scope.deliver(failure.attached(self.mesh, self.respawn))
-
-    def _of_process(self, rank: ActorRank, end: MeshFailure) -> MeshFailure:
-        """Say of a rank what happened to its process; the id stays that of the process's end."""
-        return replace(
-            end,
-            mesh_name=self.plan.name,
-            mesh_id=self.mesh_id,
-            ranks=(rank.rank,),
-            incarnations=(rank.incarnation,),
-        )
 
     # --- respawn
 
@@ -351,7 +341,7 @@ class ActorMeshControl:
             rank.is_told = True
             if rank.failure is None:
                 # First, so that its callers hear of what its owner was told of, not of the kill.
-                self._ends.put(rank.actor_id, failure)
+                self._ends.add(rank.actor_id, failure)
                 rank.fail(failure, rank.withdraw())
             if rank.place is not None:
                 await self._procs.kill(rank.place.instance_id)
@@ -456,13 +446,13 @@ class ActorMeshControl:
         )
         if answer is GONE:
             # Its process is gone, and the news of how it ended is on the way.
-            end = await self._procs.end_of(place)
+            end = await self._procs.end_of(place.instance_id)
             if end is not None and rank.failure is None:
-                self._failed(rank, self._of_process(rank, end))
+                self._failed(rank, rank.failed_with(end))
             return None
         return answer
 
-    async def end_of_id(self, ended_id: str) -> MeshFailure | None:
+    async def end_of(self, ended_id: str) -> MeshFailure | None:
         """Return how one actor ended; waits a moment for the news of it."""
         return await self._ends.of(ended_id)
 

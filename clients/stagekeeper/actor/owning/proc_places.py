@@ -107,7 +107,7 @@ class ProcPlaces(Protocol):
         """Kill a process that is stalled, or in which code is stuck; where that can be done."""
         ...
 
-    async def end_of(self, place: Place) -> MeshFailure | None:
+    async def end_of(self, ended_id: str) -> MeshFailure | None:
         """Say how a process ended; None when nobody knows that it did."""
         ...
 

@@ -52,9 +52,9 @@ class ProcReference:
             raise MeshStopped(f"{self.mesh_name} was stopped: nothing is spawned there")
         return place_from_proto(found)
 
-    async def end_of(self, place: Place) -> MeshFailure | None:
+    async def end_of(self, ended_id: str) -> MeshFailure | None:
         try:
-            return await self._asked.end_of(place.instance_id)
+            return await self._asked.end_of(ended_id)
         except MeshStopped:
             return None
 
@@ -98,8 +98,8 @@ class ProcSlice:
     async def place(self, rank: int) -> Place:
         return await self._procs.place(self._indexes[rank])
 
-    async def end_of(self, place: Place) -> MeshFailure | None:
-        return await self._procs.end_of(place)
+    async def end_of(self, ended_id: str) -> MeshFailure | None:
+        return await self._procs.end_of(ended_id)
 
     async def kill(self, instance_id: str) -> None:
         await self._procs.kill(instance_id)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from stagekeeper.actor.errors import MeshStopped
-from stagekeeper.actor.failing import seen_now
+from stagekeeper.actor.failing import as_of_rank, seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
-from stagekeeper.actor.owning.ends import Ends
+from stagekeeper.actor.owning.known_ends import KnownEnds
 from stagekeeper.actor.owning.proc_places import (
     UNCONFIRMED,
     ProcEnd,
@@ -80,7 +80,7 @@ class ProcMeshControl:
         self._scope = scope
         self._source = source
         self._slots = [_Slot(index) for index in range(size)]
-        self._ends = Ends()
+        self._ends = KnownEnds()
         self._is_expecting_end = False
         self._stopping: asyncio.Task[StopReport] | None = None
         self._stop_budget = StopBudget(0.0)
@@ -129,7 +129,7 @@ class ProcMeshControl:
         end = await proc.ended()
         is_told = self._program.holds_rank_in(slot.instance_id)
         slot.failure = self._failure(slot, end, proc.place)
-        self._ends.put(slot.instance_id, slot.failure)
+        self._ends.add(slot.instance_id, slot.failure)
         link = self._program.links.existing(slot.instance_id)
         if link is not None:
             await link.close()  # tells every caller, and each mesh with a rank in it
@@ -139,7 +139,7 @@ class ProcMeshControl:
     def _never_started(self, slot: _Slot, failure: MeshFailure) -> None:
         slot.failure = self._own(slot, failure)
         slot.ready.set()
-        self._ends.put(slot.instance_id, slot.failure)
+        self._ends.add(slot.instance_id, slot.failure)
         self._tell_if_nobody_is_in(slot)
 
     def _tell_if_nobody_is_in(self, slot: _Slot, other_actor_count: int = 0) -> None:
@@ -180,12 +180,12 @@ class ProcMeshControl:
         )
 
     def _own(self, slot: _Slot, failure: MeshFailure) -> MeshFailure:
-        return replace(
+        return as_of_rank(
             failure,
             mesh_name=self.mesh_name,
             mesh_id=self.mesh_id,
-            ranks=(slot.index,),
-            incarnations=(slot.incarnation,),
+            rank=slot.index,
+            incarnation=slot.incarnation,
         )
 
     # --- for the meshes of actors in it
@@ -210,10 +210,7 @@ class ProcMeshControl:
         assert slot.proc is not None
         return slot.proc.place
 
-    async def end_of(self, place: Place) -> MeshFailure | None:
-        return await self._ends.of(place.instance_id)
-
-    async def end_of_id(self, ended_id: str) -> MeshFailure | None:
+    async def end_of(self, ended_id: str) -> MeshFailure | None:
         """Return how one process ended; waits a moment for the news of it."""
         return await self._ends.of(ended_id)
 

@@ -22,6 +22,7 @@ from stagekeeper.actor.connection.link import (
     fail_call,
 )
 from stagekeeper.actor.errors import Died, MeshStopped
+from stagekeeper.actor.failing import as_of_rank
 from stagekeeper.actor.failure import MeshFailure
 from stagekeeper.actor.owning.answer_errors import error_of_answer
 from stagekeeper.actor.owning.scope import sender_name
@@ -44,6 +45,9 @@ class RankState(Enum):
 
 class Keeper(Protocol):
     """Who keeps a rank's place up to date: the owner, or a reference."""
+
+    @property
+    def mesh_id(self) -> str: ...
 
     @property
     def mesh_name(self) -> str: ...
@@ -173,6 +177,16 @@ class ActorRank:
         else:
             for call in calls:
                 fail_call(call, self._died())
+
+    def failed_with(self, end: MeshFailure) -> MeshFailure:
+        """Return the end of its process as a failure of the rank."""
+        return as_of_rank(
+            end,
+            mesh_name=self._keeper.mesh_name,
+            mesh_id=self._keeper.mesh_id,
+            rank=self.rank,
+            incarnation=self.incarnation,
+        )
 
     # --- its states, set by the keeper
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -150,7 +149,7 @@ class ReferenceKeeper:
         try:
             failure = await self._how_ended(rank, actor_id, link)
         except MeshStopped:  # but nobody told those who wait that their calls did not run
-            failure = self._end_of(rank, self._program.unexplained_end(link))
+            failure = rank.failed_with(self._program.unexplained_end(link))
         if rank.actor_id == actor_id:
             self._fail(rank, failure, calls)
         else:
@@ -163,16 +162,7 @@ class ReferenceKeeper:
             MeshStopped: the owner has stopped the mesh since.
         """
         end = await self._asked.end_of(actor_id)
-        return end or self._end_of(rank, self._program.unexplained_end(link))
-
-    def _end_of(self, rank: ActorRank, end: MeshFailure) -> MeshFailure:
-        return replace(
-            end,
-            mesh_name=self.mesh_name,
-            mesh_id=self.mesh_id,
-            ranks=(rank.rank,),
-            incarnations=(rank.incarnation,),
-        )
+        return end or rank.failed_with(self._program.unexplained_end(link))
 
     def _nobody_says(self, error: Exception) -> MeshFailure:
         """Make the failure of ranks of which nobody says where they are."""
@@ -196,7 +186,7 @@ class ReferenceKeeper:
             if why is None:
                 rank.stopped()
             else:
-                self._fail(rank, self._end_of(rank, why))
+                self._fail(rank, rank.failed_with(why))
 
     def _keep(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=f"reference {self.mesh_name}")

@@ -25,14 +25,14 @@ class _Asked:
         self.count = 0
 
 
-class Ends:
+class KnownEnds:
     """The ends of one mesh. For the loop's thread only."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, MeshFailure] = OrderedDict()
         self._asked: dict[str, _Asked] = {}
 
-    def put(self, ended_id: str, failure: MeshFailure) -> None:
+    def add(self, ended_id: str, failure: MeshFailure) -> None:
         """Tell of an end; only the first of an id counts."""
         if ended_id in self._known:
             return
