@@ -190,3 +190,49 @@ async def test_a_call_is_whole_on_its_way():
     assert called == pb.Frame(frame_id=1, call=pb.CallFrame(**common))
     assert told == pb.Frame(call=pb.CallFrame(is_cast=True, **common))
     await link._channel.close()
+
+
+async def test_what_is_flushed_is_written_at_once_unless_something_is_being_written():
+    outbox, stream = Outbox(pb.ConnectRequest), Stream()
+    cast(outbox, 1, "before anybody writes")
+    outbox.flush()
+    assert len(outbox.unsent()) == 1
+    writing = asyncio.create_task(outbox.run(stream.write))
+    await still()
+    await stream.let_go()
+
+    cast(outbox, 1, "alone")
+    outbox.flush()
+    assert len(stream.written) == 2, "not in the loop's next turn"
+    cast(outbox, 1, "waits")
+    outbox.flush()
+    assert len(stream.written) == 2 and outbox.is_backed_up
+    await still()
+    await stream.let_go(2)
+    assert [it.frames[0].call.endpoint for it in stream.written[1:]] == ["alone", "waits"]
+    assert outbox.moved_bytes == 3
+
+    cast(outbox, 1, "lost")
+    outbox.flush()
+    writing.cancel()
+    await asyncio.wait({writing})
+    cast(outbox, 1, "kept")
+    outbox.flush()
+    assert [it.call.endpoint for it in outbox.unsent()] == ["kept"]
+    again = asyncio.create_task(outbox.run(stream.write))
+    await still()
+    assert stream.written[-1].frames[0].call.endpoint == "kept"
+    again.cancel()
+
+
+async def test_error_of_a_write_that_was_flushed_ends_the_writer():
+    async def broken(message: Any) -> None:
+        raise ConnectionError("gone")
+
+    outbox = Outbox(pb.ConnectRequest)
+    writing = asyncio.create_task(outbox.run(broken))
+    await still()
+    cast(outbox, 1)
+    outbox.flush()
+    with pytest.raises(ConnectionError, match="gone"):
+        await asyncio.wait_for(writing, 5)

@@ -157,6 +157,8 @@ class Link:
         out.payload.CopyFrom(payload)
         if is_stream:
             out.is_stream, out.window = True, STREAM_WINDOW
+        if len(self._pending) == 1:  # where more are under way, more may follow in this turn
+            self._outbox.flush()
 
     def cast(self, target_id: str, endpoint: str, payload: Payload, sender: str) -> None:
         """Send a message that is not answered."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from stagekeeper.actor.begun import Begun
 from stagekeeper.v1 import stage_service_pb2 as pb
 from stagekeeper.wire.actor_limits import MOST_UNREAD_BYTES, MOST_UNREAD_FRAMES
 
@@ -20,7 +21,7 @@ _MOST_FRAMES: Final = 64
 _BATCH_BYTES: Final = 256 * 1024
 """A message is closed when its payloads reach this; what is larger alone travels alone."""
 
-Write = Callable[[Any], Awaitable[object]]
+Write = Callable[[Any], Coroutine[Any, Any, object]]
 """Writes one message of the outbox's type."""
 
 
@@ -51,7 +52,8 @@ class Outbox:
         self._is_closed = False
         self._frame_count = 0
         self._payload_bytes = 0
-        self._is_writing_payload = False
+        self._write: Write | None = None
+        self._writing: tuple[_Message, Begun[object]] | None = None
         self._has_room = asyncio.Event()
         self._has_space = asyncio.Event()
         self.moved_bytes = 0
@@ -74,7 +76,8 @@ class Outbox:
     @property
     def is_backed_up(self) -> bool:
         """Whether payloads wait, or are being written."""
-        return self._is_writing_payload or self._payload_bytes > 0
+        is_writing_payload = self._writing is not None and self._writing[0].payload_bytes > 0
+        return is_writing_payload or self._payload_bytes > 0
 
     def _holds(self, payload_bytes: int, frame_count: int) -> bool:
         return self._payload_bytes > payload_bytes or self._frame_count > frame_count
@@ -139,6 +142,32 @@ class Outbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def flush(self) -> None:
+        """Begin to write what was put now, not in the loop's next turn, where nobody writes.
+
+        For whoever has no more to put in this turn: what is put later is another message.
+        """
+        if self._writing is None and self._messages and self._beat is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin to write what is next, where anybody writes."""
+        if self._write is None:
+            return
+        next_up = self._messages.popleft() if self._messages else _Message(self._new_message())
+        if self._beat is not None:
+            next_up.frames.add(beat=self._beat)
+            self._beat = None
+        self._frame_count -= next_up.frame_count
+        self._payload_bytes -= next_up.payload_bytes
+        if not self.is_full:
+            self._has_space.set()
+        if not self.is_crowded:
+            self._has_room.set()
+        begun = Begun(self._write(next_up.message))
+        self._writing = next_up, begun
+        begun.begin()
+
     async def run(self, write: Write) -> None:
         """Write what is put, until `close` and until all of it is written.
 
@@ -146,26 +175,24 @@ class Outbox:
         whatever `write` raises: the stream is over.
         """
         loop = asyncio.get_running_loop()
-        while True:
-            if not self._messages and self._beat is None:
-                if self._is_closed:
-                    return
-                self._waiter = loop.create_future()
-                await self._waiter
-                continue
-            next_up = self._messages.popleft() if self._messages else _Message(self._new_message())
-            if self._beat is not None:
-                next_up.frames.add(beat=self._beat)
-                self._beat = None
-            self._frame_count -= next_up.frame_count
-            self._payload_bytes -= next_up.payload_bytes
-            if not self.is_full:
-                self._has_space.set()
-            if not self.is_crowded:
-                self._has_room.set()
-            self._is_writing_payload = next_up.payload_bytes > 0
-            try:
-                await write(next_up.message)
-            finally:
-                self._is_writing_payload = False
-            self.moved_bytes += next_up.payload_bytes
+        self._write = write
+        try:
+            while True:
+                if self._writing is None:
+                    if not self._messages and self._beat is None:
+                        if self._is_closed:
+                            return
+                        self._waiter = loop.create_future()
+                        await self._waiter
+                        continue
+                    self._begin()
+                    assert self._writing is not None
+                message, begun = self._writing
+                await begun
+                self._writing = None
+                self.moved_bytes += message.payload_bytes
+        finally:
+            self._write = None
+            if self._writing is not None:
+                self._writing[1].close()
+                self._writing = None

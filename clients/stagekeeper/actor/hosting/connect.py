@@ -293,6 +293,7 @@ class _Connection:
                     self._proc.rank_failed(frame.failure)
             elif kind == "beat":
                 self._beat()
+        self.outbox.flush()
 
     def _called(self, frame_id: int, call: pb.CallFrame) -> None:
         is_taken = frame_id in self._running

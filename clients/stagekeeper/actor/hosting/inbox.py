@@ -11,9 +11,11 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from stagekeeper.actor.actor import Actor
+from stagekeeper.actor.begun import begin_task
 from stagekeeper.actor.call_context import enter_call
 from stagekeeper.actor.endpoint import Endpoint, EndpointKind
 from stagekeeper.actor.hosting.actor_place import ActorPlace
@@ -166,8 +168,11 @@ class Inbox:
             context = self._context.copy()
             context.run(enter_call, message)
             self._mark_begun(message)
-            work = self._run_async(message, endpoint, method)
-            self._messages[message] = asyncio.get_running_loop().create_task(work, context=context)
+            begin_task(
+                self._run_async(message, endpoint, method),
+                context,
+                partial(self._messages.__setitem__, message),
+            )
         else:
             self._turns.queue(lambda: self._run_plain(message, endpoint, method))
 
