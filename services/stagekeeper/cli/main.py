@@ -67,10 +67,11 @@ def _dispatch(words: Sequence[str]) -> int:
 
         arguments = plain_arguments(verb, words[1:])
         if arguments is not None:
-            from stagekeeper.cli.light_start import load_structlog
+            from stagekeeper.cli.light_start import collecting_nothing, load_structlog
 
-            load_structlog()
-            verb(**arguments)
+            with collecting_nothing():
+                load_structlog()
+                verb(**arguments)
             return ExitCode.DONE
     from stagekeeper.cli.full_parsing import command
 

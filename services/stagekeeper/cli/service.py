@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
+from stagekeeper.cli.light_start import all_is_loaded
 from stagekeeper.cli.log_output import configure_logs
 from stagekeeper.host.parent_death import die_with
 
@@ -33,6 +34,7 @@ def run_service(service: Service, *, log_level: str, parent_pid: int = 0) -> Non
         parent_pid: end when this process, our parent, is gone; 0 asks for nothing of the kind.
     """
     configure_logs(log_level)
+    all_is_loaded()
     asyncio.run(_until_signalled(service, parent_pid))
 
 
