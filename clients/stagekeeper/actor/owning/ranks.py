@@ -80,10 +80,6 @@ class ActorRank:
         self.actor_id = ""
         self.place: Place | None = None
         self.failure: MeshFailure | None = None
-        self.is_told = False
-        """Its owner knows that this incarnation has failed."""
-        self.is_stall_told = False
-        self.is_undelivered_told = False
         self._keeper = keeper
         self._is_reference = is_reference
         self._link: Link | None = None
@@ -235,7 +231,6 @@ class ActorRank:
         self.state = RankState.WAITING
         self.failure = None
         self.place = None
-        self.is_told = self.is_stall_told = self.is_undelivered_told = False
         self._up = asyncio.Event()
 
     async def settled(self) -> None:

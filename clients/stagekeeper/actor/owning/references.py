@@ -8,9 +8,8 @@ owner can be asked.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,6 +19,7 @@ from stagekeeper.actor.failing import seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.owning.mesh_owner import MeshOwner
+from stagekeeper.actor.owning.mesh_tasks import mesh_tasks
 from stagekeeper.actor.owning.ranks import ActorRank, RankState
 from stagekeeper.actor.place import Place, place_from_proto
 from stagekeeper.v1 import actor_service_pb2 as pb
@@ -28,8 +28,6 @@ from stagekeeper.wire.error_details import describe
 
 if TYPE_CHECKING:
     from stagekeeper.actor.program import Program
-
-_log = logging.getLogger("stagekeeper.actor")
 
 
 class ReferenceKeeper:
@@ -50,7 +48,7 @@ class ReferenceKeeper:
         )
         self.is_stopping = False
         self._seeking: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = mesh_tasks(f"reference {name}")
 
     def on_loop(self, work: Callable[[], object]) -> None:
         """Run `work` in the loop's thread."""
@@ -59,11 +57,11 @@ class ReferenceKeeper:
     def sought(self, rank: ActorRank) -> None:
         """Ask the owner where the ranks are, once for all calls that wait."""
         if self._seeking is None or self._seeking.done():
-            self._seeking = self._keep(self._seek())
+            self._seeking = self._tasks.start("seek", self._seek())
 
     def lost(self, rank: ActorRank, link: Link, calls: list[PendingCall]) -> None:
         """Ask the owner what became of a rank whose connection broke."""
-        _ = self._keep(self._judge_loss(rank, rank.actor_id, link, calls))
+        _ = self._tasks.start("loss", self._judge_loss(rank, rank.actor_id, link, calls))
 
     def undelivered(self, rank: ActorRank, endpoint: str, sender: str) -> None:
         """Tell the owner of a message for a rank that has failed."""
@@ -187,14 +185,3 @@ class ReferenceKeeper:
                 rank.stopped()
             else:
                 self._fail(rank, rank.failed_with(why))
-
-    def _keep(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work, name=f"reference {self.mesh_name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s failed", task.get_name(), exc_info=error)
