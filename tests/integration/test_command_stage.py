@@ -168,10 +168,33 @@ async def test_a_canary_that_fails_ends_the_start_and_the_program() -> None:
         assert await stage.ended() == 1
 
 
+async def test_a_log_of_looks_is_no_progress_and_what_is_wrong_is_shown() -> None:
+    ready = Probe(HTTP, "/not-there", interval_s=0.01)
+    async with Command(*HTTP_SERVER, ready=ready) as stage:
+        shown = await stage.until(lambda it: "GET /not-there answered 404" in it.progress.note)
+        looks = stage.output.count("GET /not-there")
+        await wait_for(lambda: stage.output.count("GET /not-there") > looks + 3, "more looks")
+        later = await stage.until(lambda it: True)
+        assert later.progress.counter == shown.progress.counter
+        assert "HTTP/1.1" not in later.progress.note
+
+
+async def test_a_program_is_not_started_where_somebody_else_has_its_port() -> None:
+    command = Command(*HTTP_SERVER, ready=Probe(TCP))
+    with socket.create_server(("127.0.0.1", command.port)):
+        async with command as stage:
+            failed = await stage.until(lambda it: it.state == types_pb2.SHARD_STATE_FAILED)
+            assert failed.error.startswith(f"PortTaken: port {command.port} at 127.0.0.1")
+            assert _main_process(stage) == 0
+            # No frames of ours push out of the last lines what a program said.
+            assert failed.error in stage.output and "Traceback" not in stage.output
+
+
 async def test_a_start_that_is_not_wanted_any_more_ends_the_program() -> None:
     command = Command(sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
     async with command as stage:
-        await stage.until(lambda it: it.progress.note == "up")  # progress is what it prints
+        # What it prints is shown, and what is waited for.
+        await stage.until(lambda it: it.progress.note.startswith("up (127.0.0.1 port"))
         await stage.end(budget_s=20)
         assert await stage.ended() == 0
 
@@ -210,6 +233,29 @@ async def test_a_program_comes_up_alone_on_its_cards_unless_its_bytes_are_fixed(
                 await stage.until(lambda it: "another stage" in it.progress.note)
                 assert _main_process(stage) == 0
         await stage.ready()
+
+
+async def test_a_program_that_was_not_alone_on_its_cards_has_not_come_up(tmp_path: Path) -> None:
+    command = Command(
+        sys.executable,
+        "-uc",
+        "import time\nwhile True: print('loads'); time.sleep(0.1)",
+        ready=Probe(LOG, "up"),
+        ports=(),
+        launch={
+            "devices": [LaunchDevice("cpu:0", "cpu", 2**20, 2**30)],
+            "lock_dir": str(tmp_path),
+        },
+    )
+    async with command as stage:
+        await stage.until(lambda it: "loads" in it.progress.note)
+        for path in tmp_path.glob("*.lock"):
+            path.rename(path.with_suffix(".old"))
+            path.touch()
+        with stage.log.open("a") as log:
+            log.write("up\n")
+        failed = await stage.until(lambda it: it.state == types_pb2.SHARD_STATE_FAILED)
+        assert "was removed or replaced while it was held" in failed.error
 
 
 async def test_a_program_that_cannot_be_executed_says_so(tmp_path: Path) -> None:

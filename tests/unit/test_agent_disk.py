@@ -499,6 +499,13 @@ def test_last_lines_of_a_long_log_are_read_from_its_end(tmp_path):
     assert last_lines(log, 3) == ["line 199997", "line 199998", "line 199999"]
 
 
+def test_of_a_line_that_is_drawn_over_itself_the_last_drawing_is_shown(tmp_path):
+    log = tmp_path / "stage.log"
+    bar = b"".join(b"\rloading %3d%%" % done for done in range(101))
+    log.write_bytes(b"of Windows\r\n" + bar + b"\nthe next bar" + bar * 100)
+    assert last_lines(log, 20) == ["of Windows", "loading 100%", "loading 100%"]
+
+
 def test_line_that_never_ends_is_cut(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"x" * 5_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,21 @@ async def test_start_that_may_not_reuse_measures_and_shows_both(starts):
     assert (stage.went_through, stage.left) == (["measure"], 300)
     assert told.predicted_memory == MemoryProfile(400, 600, 0)
     assert told.measured_memory == MemoryProfile(400, 700, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b'{"x":' + b"[" * 100_000, b"{}" * 10_000, None])
+async def test_what_cannot_be_read_of_an_earlier_start_is_as_if_nothing_was_kept(starts, content):
+    await starts.start()
+    (path,) = starts.profiles
+    path.unlink()
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+
+    stage, told = await starts.start(reuse=True)
+    assert (stage.went_through, told.predicted_memory) == (["measure"], None)
+    assert (await starts.start(reuse=True))[0].went_through == []
 
 
 @pytest.mark.parametrize("args", ['{"layers": 2}', '{"layers": 1, "more": null}'])

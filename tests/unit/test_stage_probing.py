@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stagekeeper.core.command_stage import HTTP, CommandSpec, Probe
+from stagekeeper.core.command_stage import GRPC, HTTP, TCP, CommandSpec, Probe
 from stagekeeper.stage.http_look import HttpAnswer, NotHttp, http_look
 from stagekeeper.stage.probing import Looks, Output, metric_sum
 
@@ -80,6 +80,34 @@ async def test_a_server_that_never_answers_is_left_when_the_time_is_over() -> No
     assert said == f"127.0.0.1 port {port} has not answered http within 0.05 s"
 
 
+async def test_an_answer_without_content_is_not_waited_for_behind_its_head() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: keep-alive\r\n\r\n")
+        await reader.read()  # until the other end leaves
+        writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        looks = Looks(HOST, CommandSpec(("a",), ("p",)), {"p": port}, Output())
+        assert await looks.look(Probe(HTTP, "/"), 20) == ""
+
+
+async def test_where_a_redirect_leads_is_said() -> None:
+    head = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /health/\r\nContent-Length: 0\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        looks = Looks(HOST, CommandSpec(("a",), ("p",)), {"p": port}, Output())
+        said = await looks.look(Probe(HTTP, "/health"), 20)
+    assert said.startswith("GET /health answered 307, to '/health/'")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -114,4 +142,82 @@ def test_output_is_looked_at_from_its_beginning_on_also_in_pieces(written: int) 
     os.write(written, b"dy\n")
     output.read()
     assert (output.was_seen, output.last_line) == (True, "still ready")
+    output.close()
+
+
+HEALTH = Probe(HTTP, "/health")
+
+
+@pytest.mark.parametrize(
+    ("probe", "line", "is_news"),
+    [
+        (HEALTH, b'127.0.0.1 - - [30/Nov/2026 05:27:30] "GET /health HTTP/1.1" 503 -\n', False),
+        (HEALTH, b'INFO:     127.0.0.1:40000 - "GET /health HTTP/1.1" 503\n', False),
+        (HEALTH, b'[GIN] | 503 | 1ms | 127.0.0.1 | GET      "/health"\n', False),
+        (HEALTH, b'{"path": "/health", "method": "GET", "status": 503}\n', False),
+        (HEALTH, b"127.0.0.1 - - [30/Nov/2026] code 503, message Service Unavailable\n", False),
+        (HEALTH, b'"GET /healthy HTTP/1.1" 200\n', True),
+        (HEALTH, b'"POST /health HTTP/1.1" 200\n', True),
+        (HEALTH, b"GET weights from /models/1 of 8\n", True),
+        (Probe(HTTP, "/health?full=1"), b'"GET /health?full=1 HTTP/1.1" 503\n', False),
+        (Probe(HTTP, "/"), b'"GET / HTTP/1.1" 503\n', False),
+        (Probe(HTTP, "/"), b"GET weights from /models/1 of 8\n", True),
+        (Probe(HTTP, "/v1", body="{}"), b'"POST /v1 HTTP/1.1" 503\n', False),
+        (Probe(GRPC), b"INFO /grpc.health.v1.Health/Check UNAVAILABLE\n", False),
+        (Probe(TCP), b'"GET /health HTTP/1.1" 503\n', True),
+        (HEALTH, b"2026-11-30 01:40:59,123 INFO stagekeeper.stage: it has started\n", False),
+    ],
+)
+def test_what_a_log_says_of_the_looks_at_it_is_no_news(
+    written: int, probe: Probe, line: bytes, is_news: bool
+) -> None:
+    output = Output()
+    output.expect_echo(probe)
+    os.write(written, line[:12])
+    output.read()
+    os.write(written, line[12:])  # a line that is seen in halves
+    output.read()
+    assert bool(output.news) is is_news
+    output.close()
+
+
+def test_a_bar_is_news_each_time_and_its_last_drawing_is_shown(written: int) -> None:
+    output = Output()
+    counts = []
+    for done in (10, 20, 30):
+        os.write(written, b"\rloading %d%%" % done)
+        output.read()
+        counts.append(output.news)
+    assert counts[0] < counts[1] < counts[2]
+    assert output.last_line == "loading 30%"
+    output.close()
+
+
+def test_however_much_is_written_a_read_takes_a_block_and_a_line_is_found(written: int) -> None:
+    os.write(written, b"earlier\n")
+    output, waiting = Output(), Output()
+    waiting.watch_for("at last")
+    for _ in range(100):
+        os.write(written, b"on and on\n" * 10_000)
+    os.write(written, b"ready at last\n")
+
+    assert output.read() is False
+    assert (output.news > 0, output.last_line) == (True, "ready at last")
+    blocks = 1
+    while waiting.read():
+        blocks += 1
+    assert blocks > 30 and waiting.was_seen
+    output.close()
+    waiting.close()
+
+
+def test_output_is_read_on_where_somebody_emptied_the_file(written: int) -> None:
+    output = Output()
+    output.watch_for("ready")
+    os.write(written, b"loading the weights, all of them\n")
+    output.read()
+    os.ftruncate(written, 0)
+    os.write(written, b"ready\n")
+    output.read()
+    assert output.was_seen
     output.close()

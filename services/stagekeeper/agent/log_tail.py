@@ -1,8 +1,9 @@
 """The last lines of a stage's log, and what is written after them.
 
-Logs are written by stage processes and may hold anything: bytes that are no text are replaced, and
-a line that never ends is cut. A line counts once its end was written; what a process left without
-one counts when nobody writes any more.
+Logs are written by stage processes and may hold anything: bytes that are no text are replaced, a
+line that never ends is cut, and of one that was drawn over itself the last drawing is what counts.
+A line counts once its end was written; what a process left without one counts when nobody writes
+any more.
 
 Invariant: however long a log and its lines are, a block of it is in memory at a time, and a piece
 that is yielded fits into a message many times over.
@@ -69,7 +70,8 @@ class _LineCutter:
 
     def feed(self, data: bytes) -> list[str]:
         """Return the lines that have come to their end, or have become too long."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        *whole, rest = (self._rest + data).split(b"\n")
+        self._rest = _drawn_last(rest)
         if whole and self._is_cut:
             del whole[0]
             self._is_cut = False
@@ -86,8 +88,15 @@ class _LineCutter:
         return [_text(self._rest)] if self._rest else []
 
 
+def _drawn_last(line: bytes) -> bytes:
+    """Return what a terminal would show of a line that is drawn over itself, as bars are."""
+    body = line.rstrip(b"\r")
+    return line[body.rfind(b"\r") + 1 :]
+
+
 def _text(line: bytes) -> str:
-    return line[:LONGEST_LINE_BYTES].decode(errors="replace")
+    shown = _drawn_last(line).rstrip(b"\r")
+    return shown[:LONGEST_LINE_BYTES].decode(errors="replace")
 
 
 def _tail(path: Path, count: int) -> Iterator[list[str]]:

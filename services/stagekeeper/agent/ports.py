@@ -13,7 +13,6 @@ has bound is not leased.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -26,6 +25,7 @@ from stagekeeper.core.command_stage import PortLease, StagePorts
 from stagekeeper.core.errors import Reason, Refused
 from stagekeeper.core.ids import OperationId
 from stagekeeper.core.model import OperationPlan, StageStart
+from stagekeeper.runtime.port_check import is_unbound
 
 _log = structlog.get_logger(__name__)
 
@@ -186,15 +186,3 @@ class Ports:
         for number in range(slices):
             first = FIRST_PORT + (self._prefer + number) % slices * SLICE_SIZE
             yield PortRange(first, first + SLICE_SIZE - 1)
-
-
-def is_unbound(host: str, port: int) -> bool:
-    """Whether a program could listen there now. One that was just left counts as free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

@@ -83,4 +83,5 @@ def _overdue(stage: StageProcess, spec: StageSpec, deaths: Deaths, *, is_stall: 
 
 
 def _progress_of(stage: StageProcess) -> tuple[object, ...]:
-    return stage.state, stage.shard.phase, stage.shard.progress
+    # What is only shown, the note, is no progress: the counter says what is.
+    return stage.state, stage.shard.phase, stage.shard.progress.counter

@@ -132,6 +132,14 @@ class Activity:
                     work.last_progress = now
         self.on_progress()
 
+    def show(self, note: str) -> None:
+        """Say what is going on, which is no progress."""
+        with self._lock:
+            if note == self._note:
+                return
+            self._note = cut(sendable(note))
+        self.on_progress()
+
     def reset_progress(self) -> None:
         """Begin a new scale, as each phase does; the counter goes on."""
         with self._lock:

@@ -1,8 +1,9 @@
 """`CommandStage`: a server program as a stage.
 
 Its phases: LOAD is from its start until `ready` succeeds, MEASURE is the `canary`, a call as a user
-makes it. From then on `live` is looked at. Progress is what it prints: a program that loads for ten
-minutes and says so is not stalled. Shards above 0 are followers: users reach shard 0 alone, so it
+makes it. From then on `live` is looked at. Progress is what it prints of its own accord: a program
+that loads for ten minutes and says so is not stalled, and one that only logs that it was looked at
+is. Shards above 0 are followers: users reach shard 0 alone, so it
 alone is looked at, and a follower has come up when it lives; the replica has when all have.
 
 Decided here: what is looked at when, and how it is taken out of service. Not decided here: the
@@ -22,9 +23,10 @@ from typing import Final
 from stagekeeper.core.command_stage import GRPC, LOG, TCP, DrainSpec, Probe
 from stagekeeper.core.names import cut
 from stagekeeper.runtime.launch import Launch
+from stagekeeper.runtime.port_check import is_unbound
 from stagekeeper.stage.http_look import NotHttp
 from stagekeeper.stage.probing import Looks, Output, metric_sum
-from stagekeeper.stage.program import Program
+from stagekeeper.stage.program import Program, ProgramUnusable
 from stagekeeper.stage.stage import Stage
 from stagekeeper.stage.vitals import Vitals
 
@@ -36,14 +38,19 @@ LOOK_TIMEOUT_S: Final = 2.0
 CANARY_TIMEOUT_S: Final = 30.0
 
 _METRIC_INTERVAL_S: Final = 0.25
+_READ_S: Final = 1.0
 _KILL_SHARE: Final = 0.25
 _LONGEST_KILL_S: Final = 1.0
 """What of a stop's budget is kept for SIGKILL to whoever does not end: the stage process has to be
 done with it before its agent does the same to all."""
 
 
-class CanaryFailed(Exception):
+class CanaryFailed(ProgramUnusable):
     """The program says that it is ready, and does not answer as its users need it to."""
+
+
+class PortTaken(ProgramUnusable):
+    """Somebody else has a port that was leased for the program."""
 
 
 class CommandStage(Stage):
@@ -51,11 +58,13 @@ class CommandStage(Stage):
 
     Args:
         launch: has a command.
+        show: takes what is going on, for people, which is no sign of progress.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, show: Callable[[str], None]) -> None:
         assert launch.command is not None
         self._launch = launch
+        self._show = show
         self._spec = launch.command.spec
         self._ports = launch.command.ports
         self.program = Program(launch.command.argv, launch.command.env, launch.run_dir)
@@ -89,18 +98,40 @@ class CommandStage(Stage):
         ready = self._ready_probe()
         if ready.look == LOG:
             self._output.watch_for(ready.target)
-        self._output.read()
+        self._output.expect_echo(ready)
+        self._check_ports()
         self.program.start()
         _log.info("%s has started as process %d", self.program.name, self.program.pid)
         if self.is_follower:
             return
-        told: object = None
+        news = self._output.news
         while problem := await self._looked(ready, LOOK_TIMEOUT_S):
-            if told != (self._output.size_bytes, problem):
-                told = self._output.size_bytes, problem
-                self.progress(0, 0, cut(self._output.last_line or problem))
+            said = self._output.last_line
+            note = cut(f"{said} ({problem})" if said else problem)
+            if self._output.news > news:
+                news = self._output.news
+                self.progress(0, 0, note)
+            else:
+                self._show(note)
             await self._pause(ready.interval_s or READY_INTERVAL_S)
         _log.info("%s is ready", self.program.name)
+
+    def _check_ports(self) -> None:
+        """Make sure that nobody else listens where the program is to: he would be looked at.
+
+        The ports were free when they were leased, which may be long ago: the wait for the cards
+        lies between.
+
+        Raises:
+            PortTaken: somebody does.
+        """
+        for name, port in self._ports.items():
+            if not is_unbound(self._host, port):
+                raise PortTaken(
+                    f"port {port} at {self._host}, leased for {name!r}, is in use by another "
+                    f"program, so {self.program.name} was not started: find out whose it is "
+                    f"(`ss -ltnp 'sport = :{port}'`), or give the agent other ports (--ports)"
+                )
 
     async def measure(self) -> None:
         """Make the call of the canary, where there is one."""
@@ -203,7 +234,7 @@ class CommandStage(Stage):
         Raises:
             ProgramEnded: it has ended.
         """
-        self._output.read()
+        await self._read_on()
         look = asyncio.ensure_future(self._looks.look(probe, probe.timeout_s or timeout_s))
         end = asyncio.ensure_future(self.program.ended())
         try:
@@ -215,6 +246,14 @@ class CommandStage(Stage):
             await asyncio.wait({look, end})
         self.program.check_alive()
         return look.result()
+
+    async def _read_on(self) -> None:
+        """Read what the program has written; a part of it, where it writes without end."""
+        until = time.monotonic() + _READ_S
+        while self._output.read():
+            if time.monotonic() >= until:
+                return
+            await asyncio.sleep(0)
 
     async def _pause(self, wait_s: float) -> None:
         await self.program.ended_within(wait_s)

@@ -27,13 +27,14 @@ from stagekeeper.core.command_stage import GRPC
 from stagekeeper.host.process import boot_id
 from stagekeeper.host.server import Server
 from stagekeeper.runtime.launch import Launch, read_launch
+from stagekeeper.runtime.phase_lock import LockTimeout, LockUnusable
 from stagekeeper.stage import control_service, stage_service
 from stagekeeper.stage.activity import Activity
 from stagekeeper.stage.connect_calls import StageCalls
 from stagekeeper.stage.control_service import StageControlService
 from stagekeeper.stage.dispatch import Dispatcher
 from stagekeeper.stage.phases import PhaseRunner
-from stagekeeper.stage.program import end_like
+from stagekeeper.stage.program import ProgramUnusable, end_like
 from stagekeeper.stage.siblings import Siblings
 from stagekeeper.stage.stage import Stage, StageContext, StageDevice, make_stage
 from stagekeeper.stage.stage_service import StageService
@@ -55,6 +56,9 @@ _SEND_S = 2.0
 
 _LEAVE_S = 3.0
 """What the model's own threads and exit handlers get at the very end."""
+
+_SAY_IT_ALL = (ProgramUnusable, LockTimeout, LockUnusable, OSError)
+"""What can keep a program from coming up, and is no bug of ours."""
 
 _log = logging.getLogger("stagekeeper.stage")
 
@@ -158,7 +162,11 @@ class StageHost:
                     return False  # its own end says more than what was waited for here
                 await self._command.program.kill()
             failure = failure_from(error)
-            _log.error("the start failed in %s\n%s", self._vitals.phase, failure.traceback)
+            # Frames of ours tell nobody anything, and push what a program said out of the last
+            # lines of its log.
+            is_all_said = self._command is not None and isinstance(error, _SAY_IT_ALL)
+            told = failure.error if is_all_said else failure.traceback
+            _log.error("the start failed in %s\n%s", self._vitals.phase, told)
             self._vitals.failed(failure)
             return False
         self._activity.reset_progress()  # the last phase's scale means nothing to what follows
@@ -195,7 +203,8 @@ class StageHost:
             return None
         from stagekeeper.stage.command_stage import CommandStage
 
-        stage = make_stage(CommandStage, {"launch": self._launch}, self)
+        given = {"launch": self._launch, "show": self._activity.show}
+        stage = make_stage(CommandStage, given, self)
         assert isinstance(stage, CommandStage)
         return stage
 

@@ -14,6 +14,7 @@ from typing import Final
 MOST_READ_BYTES: Final = 4 * 1024 * 1024
 """Metrics of a busy server have some hundred KiB; what is behind this is not looked at."""
 
+_WITHOUT_CONTENT: Final = frozenset({204, 205, 304})
 _LINE_BYTES: Final = 64 * 1024
 _MOST_HEADERS: Final = 200
 
@@ -24,10 +25,14 @@ class NotHttp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A status, and the text behind it as far as it was read."""
+    """A status, and the text behind it as far as it was read.
+
+    `location` is where a redirect leads, which is not followed.
+    """
 
     status: int
     text: str
+    location: str = ""
 
 
 async def http_look(host: str, port: int, path: str, *, body: str = "") -> HttpAnswer:
@@ -64,13 +69,15 @@ async def _answer(reader: asyncio.StreamReader) -> HttpAnswer:
     while 100 <= status < 200:  # an interim answer comes before the answer
         status = _status_of(await reader.readline())
         headers = await _headers(reader)
-    if headers.get("transfer-encoding", "").lower().endswith("chunked"):
+    if status in _WITHOUT_CONTENT:
+        content = b""  # however long the connection stays open behind it
+    elif headers.get("transfer-encoding", "").lower().endswith("chunked"):
         content = await _chunks(reader)
     elif "content-length" in headers:
         content = await reader.readexactly(min(int(headers["content-length"]), MOST_READ_BYTES))
     else:
         content = await _until_end(reader)
-    return HttpAnswer(status, content.decode(errors="replace"))
+    return HttpAnswer(status, content.decode(errors="replace"), headers.get("location", ""))
 
 
 def _status_of(line: bytes) -> int:

@@ -112,6 +112,8 @@ class PhaseRunner:
             await self._phase(Phase.LOAD, lambda work: self._step(work, stage.load))
             hold.entered(Phase.MEASURE.value)
             await self._phase(Phase.MEASURE, lambda work: self._step(work, stage.measure))
+            if mode is Mode.ALONE:
+                hold.check_intact()
         return stage
 
     @asynccontextmanager

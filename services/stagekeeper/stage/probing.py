@@ -30,9 +30,19 @@ _LONGEST_LINE_BYTES: Final = 64 * 1024
 _OWN_LINE: Final = re.compile(rb"[0-9-]{10} [0-9:,]+ [A-Z]+ stagekeeper[.\w]*: ")
 """A line of this process's own log, which goes to the same file."""
 
+_Echo = tuple[re.Pattern[bytes], ...]
+"""What a line holds, all of it, that only says that the program was looked at."""
+
+_LINE_END: Final = re.compile(rb"[\r\n]+")
+"""A bar that is drawn over itself ends each time with a carriage return."""
+
 
 class Output:
-    """What the program writes to the file that is this process's stdout, from now on."""
+    """What the program writes to the file that is this process's stdout, from now on.
+
+    `news` counts what it said of its own accord: an access log has a line of each look at it, and
+    that it was looked at is no sign that it gets on.
+    """
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_CLOEXEC)
@@ -40,37 +50,83 @@ class Output:
         self._rest = b""
         self._wanted = b""
         self._was_seen = False
+        self._echoes: tuple[_Echo, ...] = ()
         self.last_line = ""
+        self.news = 0
 
     def watch_for(self, text: str) -> None:
         """Look for a text in each line from now on; what was read before is not looked at again."""
         self._wanted = text.encode()
+
+    def expect_echo(self, probe: Probe) -> None:
+        """Know from now on what a log says of being looked at by this probe."""
+        self._echoes = _echoes_of(probe)
 
     @property
     def was_seen(self) -> bool:
         """Whether a line held the text that is watched for."""
         return self._was_seen
 
-    @property
-    def size_bytes(self) -> int:
-        """How far was read: it grows with what is written."""
-        return self._offset
+    def read(self) -> bool:
+        """Read on, a block at most; return whether there may be more.
 
-    def read(self) -> None:
-        """Read on."""
-        while data := os.pread(self._descriptor, _READ_BYTES, self._offset):
-            self._offset += len(data)
-            *lines, rest = (self._rest + data).split(b"\n")
-            self._rest = rest[-_LONGEST_LINE_BYTES:]
-            # What is not ended by a newline counts as well: a prompt, for one.
-            theirs = [line for line in (*lines, rest) if not _OWN_LINE.match(line)]
-            self._was_seen |= bool(self._wanted) and any(self._wanted in it for it in theirs)
-            said = next((line for line in reversed(theirs) if line.strip()), b"")
-            if said:
-                self.last_line = said.decode(errors="replace").strip()[:_SHOWN_CHARS]
+        A program can write faster than anybody reads. So where no line is waited for, only the end
+        of what it wrote is looked at.
+        """
+        size = os.fstat(self._descriptor).st_size
+        if size < self._offset:
+            self._offset, self._rest = 0, b""  # somebody emptied the file, as `> /dev/stdout` does
+        is_waiting = bool(self._wanted) and not self._was_seen
+        if not is_waiting and size - self._offset > _READ_BYTES:
+            self._offset, self._rest = size - _READ_BYTES, b""
+        data = os.pread(self._descriptor, _READ_BYTES, self._offset)
+        self._offset += len(data)
+        self._take(data)
+        return len(data) == _READ_BYTES and is_waiting
+
+    def _take(self, data: bytes) -> None:
+        was_begun = bool(self._rest)
+        *lines, rest = _LINE_END.split(self._rest + data)
+        self._rest = rest[-_LONGEST_LINE_BYTES:]
+        theirs = [line for line in lines if line.strip() and not _OWN_LINE.match(line)]
+        # What is not ended by a newline counts as well: a prompt, for one. Not as news at first,
+        # since nobody knows yet what line it will be.
+        if rest.strip() and not _OWN_LINE.match(rest):
+            self._was_seen |= bool(self._wanted) and self._wanted in rest
+            self.last_line = _shown(rest)
+        if was_begun and not lines:
+            self.news += bool(data)
+        self._was_seen |= bool(self._wanted) and any(self._wanted in it for it in theirs)
+        told = [line for line in theirs if not self._is_echo(line)]
+        self.news += len(told)
+        if told and not rest.strip():
+            self.last_line = _shown(told[-1])
+
+    def _is_echo(self, line: bytes) -> bool:
+        return any(all(it.search(line) for it in echo) for echo in self._echoes)
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def _shown(line: bytes) -> str:
+    return line.decode(errors="replace").strip()[:_SHOWN_CHARS]
+
+
+def _echoes_of(probe: Probe) -> tuple[_Echo, ...]:
+    """Return the forms of a line that is of a look by this probe."""
+    if probe.look == GRPC:
+        return ((re.compile(rb"grpc\.health\.v1"),),)
+    if probe.look != HTTP:
+        return ()
+    path = re.escape(probe.target.partition("?")[0].encode())
+    before = rb"(?<![\w./:-])" if path == b"/" else b""
+    method = b"POST" if probe.body else b"GET"
+    request = (
+        re.compile(rb"\b" + method + rb"\b"),
+        re.compile(before + path + rb"(?![\w/.-])"),
+    )
+    return request, (re.compile(rb"\bcode [3-5]\d\d, message "),)  # Python's own http.server
 
 
 class Looks:
@@ -128,7 +184,8 @@ class Looks:
         answer = await http_look(self._host, port, probe.target, body=probe.body)
         asked = f"{'POST' if probe.body else 'GET'} {probe.target}"
         if not 200 <= answer.status < 300:
-            return f"{asked} answered {answer.status}: {shown(answer.text[:_SHOWN_CHARS])}"
+            where = f", to {shown(answer.location[:_SHOWN_CHARS])}" if answer.location else ""
+            return f"{asked} answered {answer.status}{where}: {shown(answer.text[:_SHOWN_CHARS])}"
         if probe.contains not in answer.text:
             return (
                 f"{asked} answered without {shown(probe.contains)}: "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,8 @@ from stagekeeper.core.model import MemoryProfile
 from stagekeeper.runtime.launch import Launch
 
 _FOLDER = "profiles"
+_MOST_BYTES = 4096
+"""Three numbers have less; what was cut off cannot be read."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +41,10 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 def read_profile(launch: Launch) -> MemoryProfile | None:
     """Return what was kept of an earlier start of this kind; None when there is nothing."""
     try:
-        file = msgspec.json.decode(_path(launch).read_bytes(), type=_File)
+        file = msgspec.json.decode(_content(_path(launch)), type=_File)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         _log.warning("the memory profile %s cannot be read: %s", _path(launch), error)
         return None
     return MemoryProfile(file.weights_bytes, file.peak_bytes, file.graph_bytes)
@@ -57,6 +60,15 @@ def keep_profile(launch: Launch, profile: MemoryProfile) -> None:
         new.replace(path)
     except OSError as error:
         _log.warning("the memory profile %s cannot be kept: %s", path, error)
+
+
+def _content(path: Path) -> bytes:
+    # Whatever lies there is not waited for, and not read without end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(_MOST_BYTES)
 
 
 def _path(launch: Launch) -> Path:

@@ -27,7 +27,11 @@ _KILL_WAIT_S: Final = 5.0
 _LOOK_S: Final = 0.01
 
 
-class ProgramEnded(Exception):
+class ProgramUnusable(Exception):
+    """The program cannot serve; the message says why."""
+
+
+class ProgramEnded(ProgramUnusable):
     """The program ended without having been asked to."""
 
 
