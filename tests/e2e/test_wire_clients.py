@@ -2,7 +2,7 @@
 to the supervisor is found again without being asked.
 
 The transport notices a dead connection after 4 s of silence and 4 s for a ping (`wire/transport`);
-a test waits for what follows from it with five times as long.
+a test waits for what follows from it with five times as long. `hastened` clients take a quarter.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.e2e.specs import echo
 from tests.e2e.traffic import traffic
 from tests.fakes.name_server import NameServer
 from tests.fakes.tcp_proxy import TcpProxy
+from tests.harness.keepalive import hasten
 from tests.harness.waiting import wait_for
 from tests.harness.wires import WiredCluster
 
@@ -28,6 +29,11 @@ SOON_S = 5.0
 async def wired() -> AsyncIterator[WiredCluster]:
     async with WiredCluster() as wired:
         yield wired
+
+
+@pytest.fixture
+def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasten(monkeypatch)
 
 
 def lose(proxy: TcpProxy) -> None:
@@ -58,6 +64,7 @@ async def test_watch_that_is_never_answered_over_a_living_connection_is_opened_a
         assert wired.users.connection_count == 2  # bookmarks come: it is not silent
 
 
+@pytest.mark.usefixtures("hastened")
 @pytest.mark.parametrize("fault", [lose, half_open])
 async def test_recovery_R35_dead_watch_is_found_out_and_no_route_is_lost_meanwhile(
     wired: WiredCluster, fault: Callable[[TcpProxy], None]
@@ -83,6 +90,7 @@ async def test_recovery_R35_dead_watch_is_found_out_and_no_route_is_lost_meanwhi
         assert await client.call("new", "echo", "there") == "there"
 
 
+@pytest.mark.usefixtures("hastened")
 async def test_recovery_R35_question_over_a_dead_connection_is_answered_over_a_new_one(
     wired: WiredCluster,
 ) -> None:
@@ -127,6 +135,7 @@ async def test_recovery_R34_watch_is_back_at_once_after_an_outage(wired: WiredCl
         await wait_for(lambda: client.routes.has_route("echo", None), "the route", within_s=SOON_S)
 
 
+@pytest.mark.usefixtures("hastened")
 async def test_recovery_R33_name_that_moves_while_its_old_address_swallows_packets(
     wired: WiredCluster,
 ) -> None:
