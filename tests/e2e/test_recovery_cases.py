@@ -169,7 +169,7 @@ async def test_recovery_R14_replica_that_dies_while_its_supervisor_recovers_is_f
 ) -> None:
     await cluster.start_supervisor()
     await cluster.start_agent("node-1")
-    # A worker of the roster that does not come back keeps the new reign in RECOVERING.
+    # A worker of the roster that is not back yet keeps the new reign in RECOVERING.
     await cluster.start_agent("node-2")
     async with cluster.client() as client:
         await cluster.workers_alive(2, client)
@@ -179,11 +179,12 @@ async def test_recovery_R14_replica_that_dies_while_its_supervisor_recovers_is_f
         assert cluster.supervisor is not None
         cluster.supervisor.kill()
         cluster.agents["node-2"].kill()
-        await cluster.start_supervisor()
+        await cluster.start_supervisor("--recovery-window-s=60")
         await cluster.all_ready("echo", 1, client)  # replayed
         assert not (await client.list()).complete  # and not committed to
 
         os.kill(pid, signal.SIGKILL)
+        await cluster.start_agent("node-2")
         await wait_for(lambda: _is_complete(client), "the recovery is over")
         (replica,) = (await client.get("echo")).replicas
         assert replica.state == types_pb2.REPLICA_STATE_FAILED
@@ -271,7 +272,7 @@ async def test_recovery_R46_stage_that_holds_the_gil_never_makes_its_agent_suspe
             record = (await client.get("echo")).replicas[0].shards[0].record
             return record.busy_for_s > 1.0
 
-        holding = asyncio.create_task(client.call("echo", "hold_gil", 12.0, timeout=60.0))
+        holding = asyncio.create_task(client.call("echo", "hold_gil", 5.0, timeout=60.0))
         await wait_for(replica_is_busy, "the replica shows BUSY")
 
         async def call_is_over() -> bool:

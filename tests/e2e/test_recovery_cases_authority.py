@@ -263,7 +263,7 @@ async def test_recovery_R28_higher_incarnation_owns_after_every_restart_of_the_s
     async with cluster.client() as client:
         await client.deploy(echo())
         pids = cluster.stage_processes()
-        for _ in range(3):
+        for _ in range(2):
             supervisor.kill()
             supervisor = await cluster.start_supervisor()
 

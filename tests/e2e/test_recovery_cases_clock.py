@@ -17,7 +17,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.moved_clock import MovedClock
 
 HOUR_S = 3600
-JUMPS_S = (HOUR_S, -HOUR_S, 0)
+JUMPS_S = (HOUR_S, -HOUR_S)
 LEASE_S = 2.0
 BEATS_OF_A_LEASE = 4
 

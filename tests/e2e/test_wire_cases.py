@@ -125,7 +125,7 @@ async def test_recovery_R4_swallowed_heartbeat_reply_costs_one_connection_each_t
     wired: WiredCluster,
 ) -> None:
     async with agent_of(wired) as (agent, client):
-        for _ in range(5):
+        for _ in range(3):
             await beats(client, 1)
             before = len(connections_of(agent))
             await one_reply_swallowed(wired.beats)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,7 +52,12 @@ class StageProcess:
     Args:
         entrypoint: found in tests/stages.
         launch: further fields of the launch file.
+
+    Attributes:
+        program: what of Python's command line is the program, before the launch file.
     """
+
+    program: Sequence[str] = ("-m", "stagekeeper.stage")
 
     def __init__(self, entrypoint: str, **launch: Any) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-st-"))
@@ -116,7 +121,7 @@ class StageProcess:
         }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "stagekeeper.stage", str(path)],
+                [sys.executable, *self.program, str(path)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -211,9 +211,20 @@ async def test_phase_that_raises_is_shown_until_the_agent_ends_it(phase, told):
         assert f"broken in {phase}" in stage.output
 
 
+SHOWN_SHORTLY = """
+from stagekeeper.stage import __main__, host
+assert host.FAILURE_SHOWN_S == 10.0
+host.FAILURE_SHOWN_S = 1.0
+raise SystemExit(__main__.main())
+"""
+
+
 async def test_failed_stage_ends_by_itself_when_no_agent_reads_it():
-    async with StageProcess("stage_cases:Failing", args_json='{"phase": "load"}') as stage:
-        assert await stage.ended(within_s=25) == 1
+    stage = StageProcess("stage_cases:Failing", args_json='{"phase": "load"}')
+    stage.program = ("-c", SHOWN_SHORTLY)
+    async with stage:
+        assert await stage.ended() == 1
+        assert "broken in load" in stage.output
 
 
 @pytest.mark.parametrize("name", ["FailsUnreadably", "CancelsItsStart"])
