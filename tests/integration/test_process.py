@@ -83,6 +83,17 @@ async def test_child_that_is_killed_is_reaped_with_its_signal(tmp_path, mark):
     handle.close()
 
 
+async def test_how_a_child_ended_that_somebody_else_waited_for_is_not_known(tmp_path, mark):
+    handle = start(tmp_path, mark, "sh", "-c", "exit 7").handle
+
+    os.waitpid(handle.pid, 0)  # noqa: ASYNC222 (as a program that waits for any child, or ignores SIGCHLD)
+    await asyncio.wait_for(handle.wait(), 5)
+
+    assert handle.exit_status() == ExitStatus()
+    assert handle.reap() == ExitStatus()
+    handle.close()
+
+
 async def test_other_peoples_process_is_waited_for_without_its_exit_being_known():
     # The shell starts a process and ends; nobody here is the parent of what is left.
     shell = await asyncio.create_subprocess_exec(

@@ -14,9 +14,13 @@ import os
 import signal
 import sys
 
+from stagekeeper.host import loop_signals
 from stagekeeper.host.proc_start import ReportPipe, read_launch
 
 _STOP_BUDGET_S = 8.0
+
+# A child that is forked here uses no gRPC, which says so at each fork unless it is told.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def main() -> int:
@@ -67,9 +71,9 @@ async def _run(program: object, pipe: ReportPipe) -> int:
     pipe.on_owner_gone(asked.set)
     # Its agent may hold a connection for long that leads nowhere any more.
     program.house.on_deserted = asked.set
-    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    loop_signals.listen(loop, signal.SIGTERM, asked.set)
     # A Ctrl-C at the terminal is for the root, which ends the tree in order.
-    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    loop_signals.listen(loop, signal.SIGINT, lambda: None)
     address = await program.start()
     pipe.report(address)
     await asked.wait()

@@ -39,6 +39,7 @@ from stagekeeper.actor.program import (
     has_current_program,
     set_current_program,
 )
+from stagekeeper.host import loop_signals
 from stagekeeper.host.process import host_boot_id
 from stagekeeper.host.server import check_loopback
 from stagekeeper.host.warden import Warden, start_warden
@@ -247,7 +248,7 @@ class Root:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_signal_handler(signal.SIGTERM, self._terminated)
+            loop_signals.listen(self._loop, signal.SIGTERM, self._terminated)
 
     def _terminated(self) -> None:
         self._leave_sigterm()
@@ -256,7 +257,7 @@ class Root:
     def _leave_sigterm(self) -> None:
         """From now on a SIGTERM ends the program at once, as it did before."""
         if self._loop is not None:
-            self._loop.remove_signal_handler(signal.SIGTERM)
+            loop_signals.leave(self._loop, signal.SIGTERM)
             self._loop = None
 
     def _ask_hook_about_end(self, failure: MeshFailure, error: BaseException | None) -> None:

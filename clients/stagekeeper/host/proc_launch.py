@@ -95,7 +95,7 @@ class LaunchedProc:
         """Return how the process ended, as soon as it did; what it started may still be ending."""
         await self.handle.wait()
         status = self.handle.exit_status()
-        assert status is not None  # it is our child, and reaped by nobody else
+        assert status is not None  # it is our child
         return status
 
     async def gone(self) -> ExitStatus:
@@ -310,7 +310,7 @@ async def _ready(pipe: int, *, is_reader: bool) -> None:
 
 def _told(status: ExitStatus) -> str:
     if status.signal is None:
-        return f"exit code {status.code}"
+        return f"exit code {'unknown' if status.code is None else status.code}"
     try:
         return signal.Signals(status.signal).name
     except ValueError:  # a real-time signal

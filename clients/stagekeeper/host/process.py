@@ -39,7 +39,7 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a child ended: an exit code, or the signal that ended it."""
+    """How a child ended: an exit code, or the signal that ended it; neither when nobody knows."""
 
     code: int | None = None
     signal: int | None = None
@@ -311,8 +311,8 @@ class ProcessHandle:
         if self._child is not None and not self._is_reaped and self._look_at_end(0):
             self._is_reaped = True
             assert self._status is not None
-            ended_by = self._status.signal
-            self._child.returncode = self._status.code if ended_by is None else -ended_by
+            code, ended_by = self._status.code or 0, self._status.signal
+            self._child.returncode = code if ended_by is None else -ended_by
         return self._status
 
     def close(self) -> None:
@@ -331,7 +331,11 @@ class ProcessHandle:
     def _look_at_end(self, flags: int) -> bool:
         if self._pidfd < 0:
             return False
-        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | flags)
+        try:
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | flags)
+        except ChildProcessError:  # the program waits for any child, or ignores SIGCHLD
+            self._status = self._status or ExitStatus()
+            return True
         if result is None:
             return False
         is_exit = result.si_code == os.CLD_EXITED

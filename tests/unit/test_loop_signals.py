@@ -1,0 +1,36 @@
+"""Signals that a loop listens to, and the children of its process: in a program of its own."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, multiprocessing, os, signal, time
+from stagekeeper.host import loop_signals
+
+async def main():
+    heard = []
+    loop = asyncio.get_running_loop()
+    loop_signals.listen(loop, signal.SIGTERM, lambda: heard.append(1))
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(10)
+    await asyncio.sleep(0)
+    print(child.exitcode, heard)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not heard:
+        await asyncio.sleep(0)
+    loop_signals.leave(loop, signal.SIGTERM)
+    print(heard, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    child.kill()
+
+asyncio.run(main())
+"""
+
+
+def test_what_is_sent_to_a_forked_child_ends_it_and_is_not_heard_by_the_parent():
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert ran.stdout.splitlines() == ["-15 []", "[1] True"]
