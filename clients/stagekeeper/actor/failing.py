@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from stagekeeper.actor.error_text import author_traceback
+from stagekeeper.actor.error_text import author_traceback, one_line
 from stagekeeper.actor.failure import FailureKind, Hop, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
 
@@ -27,6 +27,18 @@ def failure_of(
 ) -> MeshFailure:
     """Make a failure of one rank, as this process sees it now."""
     return MeshFailure.at(identity.origin, kind, message=message, detect_time=seen_now(), **more)
+
+
+def failure_from(
+    identity: ActorIdentity, kind: FailureKind, error: BaseException, what: str, **more: Any
+) -> MeshFailure:
+    """Make a failure of one rank of what its code raised.
+
+    Args:
+        what: happened, for people; what the error says comes after it.
+    """
+    message = f"{what}: {one_line(error)}"
+    return failure_of(identity, kind, message, remote_traceback=author_traceback(error), **more)
 
 
 def as_of_rank(

@@ -1,37 +1,29 @@
-"""One actor in this process: its `__init__`, its messages, its failures, its end.
+"""One actor in this process: its beginning, its messages, its failures, its end.
 
 Decided here: what happens in which order when it fails or is stopped: callers first, then its
-owner, then what it owns, then its own `__cleanup__`. Not decided here: how messages run (inbox),
-and what its owner does about a failure. Invariant: its owner is told of at most one failure that
-ends it.
+owner, then what it owns, then its own `__cleanup__`. Not decided here: how its code runs (inbox,
+`special_methods`), and what its owner does about a failure. Invariant: its owner is told of at most
+one failure that ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
-from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.call_context import CallContext, enter_call
-from stagekeeper.actor.entrypoint import load_class
-from stagekeeper.actor.error_text import author_traceback, one_line
-from stagekeeper.actor.failing import cut_off, failure_of
+from stagekeeper.actor.failing import cut_off, failure_from, failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.actor_place import ActorPlace
-from stagekeeper.actor.hosting.actor_thread import ActorThread, passable
-from stagekeeper.actor.hosting.answers import (
-    FailureAsError,
-    died_error,
-    stopped_error,
-)
+from stagekeeper.actor.hosting.actor_thread import ActorThread
+from stagekeeper.actor.hosting.answers import FailureAsError, died_error, stopped_error
 from stagekeeper.actor.hosting.inbox import Inbox
 from stagekeeper.actor.hosting.message import Message
 from stagekeeper.actor.hosting.owner_news import (
@@ -41,20 +33,16 @@ from stagekeeper.actor.hosting.owner_news import (
     tell_undelivered,
 )
 from stagekeeper.actor.hosting.serial import SerialTurns
+from stagekeeper.actor.hosting.special_methods import SpecialMethods
 from stagekeeper.actor.identity import ActorIdentity
-from stagekeeper.actor.owning.scope import NoSupervisor, Scope, current_scope
+from stagekeeper.actor.owning.scope import Scope, current_scope
 from stagekeeper.v1 import actor_service_pb2 as actor_pb
-from stagekeeper.wire.error_details import is_own_cancellation
-from stagekeeper.wire.payload import decode_arguments
 
 _log = logging.getLogger("stagekeeper.actor")
 
 DEFAULT_MAX_IN_FLIGHT: Final = 10_000
 LEAST_CLEANUP_S: Final = 1.0
 """What `__cleanup__` gets even when the budget was used up by messages."""
-
-_SUPERVISE_LIMIT_S: Final = 30.0
-_CLEANUP: Final = "__cleanup__"
 
 
 class ActorState(Enum):
@@ -94,15 +82,22 @@ class HostedActor:
         self.owner = owner
         self._stall_after_s = stall_after_s
         self._is_stall_told = False
-        self._actor: Actor | None = None
         self._thread = ActorThread(identity.name)
         self._turns = SerialTurns(self._thread, self._turns_broke)
-        self._context = _context_of(identity, scope)
+        context = _context_of(identity, scope)
+        self._methods = SpecialMethods(
+            identity,
+            self._thread,
+            self._turns,
+            context,
+            on_handled=scope.answered,
+            on_exit=lambda error: self.on_exit(error),
+        )
         self._inbox = Inbox(
             identity,
             self._thread,
             self._turns,
-            self._context,
+            context,
             max_in_flight=max_in_flight,
             on_cast_raised=self._cast_raised,
             on_undelivered=lambda *what: tell_undelivered(owner, identity, *what),
@@ -118,7 +113,7 @@ class HostedActor:
         self.on_ended: Callable[[HostedActor], None] = lambda _: None
         self.on_exit: Callable[[BaseException], None] = lambda _: None
         """Called when the actor's code wants the whole process to end, before that goes on up."""
-        scope.supervise = self._supervise
+        scope.supervise = self._methods.supervise
         scope.on_unhandled = self.fail_with
 
     # --- its beginning
@@ -136,26 +131,17 @@ class HostedActor:
     async def _start(
         self, request: actor_pb.SpawnActorRequest, module_path: str
     ) -> MeshFailure | None:
-        def make() -> Actor:
-            cls = load_class(request.entrypoint, module_path)
-            args, kwargs = decode_arguments(request.arguments)
-            return cls(*args, **kwargs)
-
         try:
-            actor = await self._thread.run(make, self._context.copy(), "__init__")
-        except (SystemExit, KeyboardInterrupt) as error:
-            self.on_exit(error)
+            actor = await self._methods.make(request, module_path)
+        except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            failure = self._failure_from(
-                FailureKind.INIT_RAISED, error, f"{self.identity.name}: __init__ raised"
-            )
+            what = f"{self.identity.name}: __init__ raised"
+            failure = failure_from(self.identity, FailureKind.INIT_RAISED, error, what)
             self._end_with(failure, error, is_told=False)
             return self.failure
         if self.state is not ActorState.STARTING:
-            self._actor = actor
             return self.failure
-        self._actor = actor
         self.state = ActorState.SERVING
         self.has_served = True
         self._inbox.open(actor)
@@ -183,7 +169,9 @@ class HostedActor:
 
     def _cast_raised(self, message: Message, error: BaseException) -> None:
         what = f"{self.identity.name}.{message.endpoint} raised, and nobody waited for its answer"
-        failure = self._failure_from(FailureKind.BROADCAST_RAISED, error, what, **_of(message))
+        failure = failure_from(
+            self.identity, FailureKind.BROADCAST_RAISED, error, what, **_of(message)
+        )
         self.fail_with(failure, error)
 
     # --- failing
@@ -192,7 +180,7 @@ class HostedActor:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             return  # the whole process ends by it
         what = f"{self.identity.name} runs no plain code any more"
-        self.fail_with(self._failure_from(FailureKind.UNHANDLED, error, what), error)
+        self.fail_with(failure_from(self.identity, FailureKind.UNHANDLED, error, what), error)
 
     def fail_with(self, failure: MeshFailure, error: BaseException | None = None) -> None:
         """Fail: callers are told, then the owner, then all below ends. Only the first counts.
@@ -229,7 +217,7 @@ class HostedActor:
         budget_s = self.scope.stop_budget_s
         for below in await self.scope.stop(budget_s, failure):
             _log.warning("while %s ended: %s", self.identity.name, below.summary)
-        cleanup_failure = await self._cleanup(error or FailureAsError(failure), budget_s)
+        cleanup_failure = await self._methods.clean_up(error or FailureAsError(failure), budget_s)
         if cleanup_failure is not None:
             _log.warning("%s", cleanup_failure.summary)
         self._finish()
@@ -275,7 +263,7 @@ class HostedActor:
         below = await self.scope.stop(left_s, failure)
         error = None if failure is None else FailureAsError(failure)
         left_s = max(self._stop_at - time.monotonic(), LEAST_CLEANUP_S)
-        cleanup_failure = await self._cleanup(error, left_s)
+        cleanup_failure = await self._methods.clean_up(error, left_s)
         went_wrong = [*self._left, *below, *([cleanup_failure] if cleanup_failure else [])]
         if went_wrong:
             whole = cut_off(self.identity, went_wrong)
@@ -294,75 +282,13 @@ class HostedActor:
         """Say whether code of it still runs that was let go of: after a second, at once if not."""
         return not await self._inbox.ended(self._let_go_at + LEAST_CLEANUP_S - time.monotonic())
 
-    async def _cleanup(self, error: BaseException | None, budget_s: float) -> MeshFailure | None:
-        """Run `__cleanup__`, once, within the budget; return what went wrong."""
-        actor = self._actor
-        cleanup = getattr(actor, _CLEANUP, None)
-        if cleanup is None:
-            return None
-        self._turns.close()
-        context = self._context.copy()
-        limit = asyncio.timeout(budget_s)
-        try:
-            async with limit:
-                if inspect.iscoroutinefunction(cleanup):
-                    await asyncio.create_task(_contained(cleanup(error)), context=context)
-                else:
-                    await self._thread.run(lambda: cleanup(error), context, _CLEANUP)
-        except (SystemExit, KeyboardInterrupt) as wish:
-            self.on_exit(wish)
-            raise
-        except BaseException as raised:
-            if limit.expired():
-                name, before = self.identity.name, self._thread.running
-                what = f"did not end within {budget_s:.3g} s"
-                if before not in ("", _CLEANUP):
-                    what = f"could not begin within {budget_s:.3g} s: {name}.{before} still runs"
-                return self._failure(FailureKind.CLEANUP_RAISED, f"{name}: {_CLEANUP} {what}")
-            if isinstance(raised, asyncio.CancelledError) and is_own_cancellation():
-                raise
-            return self._failure_from(
-                FailureKind.CLEANUP_RAISED, raised, f"{self.identity.name}: __cleanup__ raised"
-            )
-        return None
-
     def _finish(self) -> None:
         if self.state is not ActorState.FAILED:
             self.state = ActorState.ENDED
         self._turns.close()
         self._thread.close()
-        self._actor = None
+        self._methods.forget()
         self.on_ended(self)
-
-    # --- supervising what it owns
-
-    async def _supervise(self, failure: MeshFailure) -> object:
-        """Ask the actor's `__supervise__`; raises what that raises."""
-        actor = self._actor
-        handler = getattr(actor, "__supervise__", None)
-        if actor is None or handler is None:
-            raise NoSupervisor
-        context = self._context.copy()
-        limit_s = float(getattr(actor, "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
-
-        def ask() -> bool:
-            is_handled = bool(handler(failure))
-            if is_handled:
-                self.scope.answered()
-            return is_handled
-
-        async def ask_async() -> bool:
-            is_handled = bool(await _contained(handler(failure)))
-            if is_handled:
-                self.scope.answered()
-            return is_handled
-
-        async with asyncio.timeout(limit_s):
-            if inspect.iscoroutinefunction(handler):
-                return await asyncio.create_task(ask_async(), context=context)
-            if any(not it.kind.is_async for it in actor.__endpoints__.values()):
-                return await self._turns.urgent(ask, context, "__supervise__")
-            return context.run(ask)
 
     # --- looking
 
@@ -375,7 +301,8 @@ class HostedActor:
             if is_late and not message.is_held_up:
                 self._is_stall_told = True
                 self.push(
-                    self._failure(
+                    failure_of(
+                        self.identity,
                         FailureKind.STALLED,
                         f"{self.identity.name}.{message.endpoint} has made no progress for "
                         f"{now - message.last_progress:.1f} s; its process lives",
@@ -389,16 +316,6 @@ class HostedActor:
         """Tell the owner's process of a failure of this rank."""
         tell(self.owner, self.identity, failure)
 
-    def _failure_from(
-        self, kind: FailureKind, error: BaseException, what: str, **more: Any
-    ) -> MeshFailure:
-        return self._failure(
-            kind, f"{what}: {one_line(error)}", remote_traceback=author_traceback(error), **more
-        )
-
-    def _failure(self, kind: FailureKind, message: str, **more: Any) -> MeshFailure:
-        return failure_of(self.identity, kind, message, **more)
-
 
 def _context_of(identity: ActorIdentity, scope: Scope) -> contextvars.Context:
     """Return the variables that the actor's code sees: who it is, and what it owns."""
@@ -408,13 +325,6 @@ def _context_of(identity: ActorIdentity, scope: Scope) -> contextvars.Context:
     outside.place = ActorPlace(identity)
     context.run(enter_call, outside)
     return context
-
-
-async def _contained(work: Awaitable[Any]) -> Any:
-    try:
-        return await work
-    except GeneratorExit as error:
-        raise passable(error) from error
 
 
 def _of(message: Message) -> dict[str, str]:
