@@ -258,10 +258,25 @@ async def test_a_program_that_was_not_alone_on_its_cards_has_not_come_up(tmp_pat
         assert "was removed or replaced while it was held" in failed.error
 
 
-async def test_a_program_that_cannot_be_executed_says_so(tmp_path: Path) -> None:
-    async with Command(str(tmp_path / "none")) as stage:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory"),
+        ("#!/no/such/python\n", "although it is there: what its #! line names"),
+        ("echo hi\n", "no script with a #! line"),
+    ],
+)
+async def test_a_program_that_cannot_be_executed_says_so(
+    tmp_path: Path, content: str | None, words: str
+) -> None:
+    path = tmp_path / "program"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(0o755)
+    async with Command(str(path)) as stage:
         failed = await stage.until(lambda it: it.state == types_pb2.SHARD_STATE_FAILED)
-        assert "No such file" in failed.error and str(tmp_path) in failed.error
+        assert failed.error.startswith(f"ProgramUnusable: {path} cannot be executed")
+        assert words in failed.error
 
 
 def _main_process(stage: Command) -> int:

@@ -114,6 +114,11 @@ def test_a_sound_program_passes_and_comes_through_the_wire() -> None:
     assert command.protocols() == {"http": HTTP, "rdv": GRPC}
 
 
+def test_braces_that_hold_something_else_are_no_mistake() -> None:
+    for text in ('{"host": 1}', "{host: 1}", "{ other }", "{{ host }}", "{port: 80}", "{a b}"):
+        assert "command.argv[1]" not in wrong("a", text, ports=())
+
+
 @pytest.mark.parametrize(
     ("found", "path", "words"),
     [
@@ -124,6 +129,13 @@ def test_a_sound_program_passes_and_comes_through_the_wire() -> None:
         (wrong("a", "{hots}"), "command.argv[1]", "{hots} is no template (there are: cache_dir"),
         (wrong("a", "{port:http}"), "command.argv[1]", "names no port of the stage"),
         (wrong("a", "{port}"), "command.argv[1]", "is no template"),
+        (wrong("a", "{ host }"), "command.argv[1]", "for its blanks: {host} is one"),
+        (
+            wrong("a", "--p={port: http}", ports=("http",)),
+            "command.argv[1]",
+            "'{port: http}' is no template, for its blanks: {port:http} is one",
+        ),
+        (problems(stage(env=(("A", "{run_dir }"),))), "env[A]", "{run_dir} is one"),
         (wrong("a", "{utilization}"), "command.argv[1]", "add `devices`"),
         (wrong("a", "x\0"), "command.argv[1]", "NUL"),
         (wrong("a", *["x"] * 1_000), "command.argv", "1001 entries"),

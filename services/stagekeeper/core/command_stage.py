@@ -48,6 +48,12 @@ _TEMPLATE: Final = re.compile(
 )
 
 
+_NEARLY: Final = re.compile(
+    r"(?<!\{)\{\s*(?P<word>[A-Za-z_]\w*)\s*(?::\s*(?P<port>[\w-]*)\s*)?\}(?!\})", re.ASCII
+)
+"""A template that blanks were put into, and so is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One look at a program from outside.
@@ -131,6 +137,18 @@ def names_in(text: str) -> Iterator[str]:
     for match in _TEMPLATE.finditer(text):
         if match["name"] is not None:
             yield match["name"]
+
+
+def nearly_in(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what blanks keep from being a template: as it is there, and as it would be one."""
+    for match in _NEARLY.finditer(text):
+        word, port = match["word"], match["port"]
+        if match[0] == "".join(match[0].split()):
+            continue
+        if port is None and word in PLAIN_NAMES:
+            yield match[0], f"{{{word}}}"
+        elif port is not None and word in PORT_NAMES:
+            yield match[0], f"{{{word}:{port}}}"
 
 
 def fill(text: str, value_of: Callable[[str], str]) -> str:

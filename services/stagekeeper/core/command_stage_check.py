@@ -25,6 +25,7 @@ from stagekeeper.core.command_stage import (
     Probe,
     StagePorts,
     names_in,
+    nearly_in,
 )
 from stagekeeper.core.errors import FieldProblem
 from stagekeeper.core.field_check import (
@@ -132,6 +133,15 @@ def _template_problems(text: str, stage: StageSpec, command: CommandSpec) -> Ite
             )
         elif name in CARD_NAMES and not stage.devices:
             yield f"{{{name}}} is about cards, and the stage has none: add `devices`"
+    yield from _nearly_problems(text, command)
+
+
+def _nearly_problems(text: str, command: CommandSpec) -> Iterator[str]:
+    """Name what was surely meant: a program would get it as it is there."""
+    for there, meant in dict(nearly_in(text)).items():
+        port = meant[1:-1].partition(":")[2]
+        if not port or port in command.ports:
+            yield f"{shown(there)} is no template, for its blanks: {meant} is one"
 
 
 def _ports_problem(command: CommandSpec) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -74,17 +75,20 @@ class Program:
         to its group does not reach us.
 
         Raises:
-            OSError: it cannot be executed.
+            ProgramUnusable: it cannot be executed.
         """
         _become_subreaper()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
-        self._child = subprocess.Popen(
-            self._argv,
-            env=self._env,
-            cwd=self._cwd,
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-        )
+        try:
+            self._child = subprocess.Popen(
+                self._argv,
+                env=self._env,
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except OSError as error:
+            raise ProgramUnusable(_why_not_executed(self._argv[0], error)) from error
         try:
             self._pidfd = os.pidfd_open(self._child.pid)
         except ProcessLookupError:
@@ -177,6 +181,15 @@ class Program:
             os.close(self._pidfd)
             self._pidfd = -1
         self._ended.set()
+
+
+def _why_not_executed(path: str, error: OSError) -> str:
+    what = f"{path} cannot be executed: {error.strerror}"
+    if error.errno == errno.ENOEXEC:
+        return f"{what}: it is no program for this machine, and no script with a #! line"
+    if error.errno == errno.ENOENT and os.path.exists(path):
+        return f"{what}, although it is there: what its #! line names, or its loader, is missing"
+    return what
 
 
 def end_like(status: ExitStatus) -> int:
