@@ -2,8 +2,9 @@
 
 Decided here: which ranks each way of calling asks, what becomes of several answers and errors, and
 that nothing is sent before all of the arguments are encoded. Not decided here: how a rank is
-reached, and what a dead one answers with (`RankLink`). Invariant: whoever stops waiting stops the
-calls that were made for them; no call is left behind.
+reached and what a dead one answers with (`RankLink`), and in which order values of several come
+(`merged_streams`). Invariant: whoever stops waiting stops the calls that were made for them; no
+call is left behind.
 
 The way of one rank is the hot path: one future, no task.
 """
@@ -12,16 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from stagekeeper.actor.endpoint import Endpoint
 from stagekeeper.actor.errors import Died, MeshError, NotSendable
+from stagekeeper.actor.merged_streams import merged
+from stagekeeper.actor.rank_links import RankLink, RankView
 from stagekeeper.actor.value_mesh import ValueMesh
 from stagekeeper.client.errors import CallLost, UnreadableAnswer
 from stagekeeper.v1.types_pb2 import Payload
-from stagekeeper.wire.payload import PayloadError, Tensors, decode, encode_arguments
+from stagekeeper.wire.payload import PayloadError, decode, encode_arguments
 
 P = ParamSpec("P")
 Result = TypeVar("Result", covariant=True)
@@ -29,74 +32,6 @@ Local = TypeVar("Local", covariant=True)
 
 _ENDS: Final = (Died, CallLost)
 """Errors that say that a rank has ended, and not what an endpoint raised."""
-
-_WAITING_VALUES_PER_RANK: Final = 4
-"""Values of a stream that are taken from the ranks before the caller asks for them."""
-
-
-class PayloadStream(Protocol):
-    """The values of one call. Closed by whoever stops reading before its end."""
-
-    def __aiter__(self) -> AsyncIterator[Payload]: ...
-
-    async def __anext__(self) -> Payload: ...
-
-    async def aclose(self) -> None: ...
-
-
-class RankLink(Protocol):
-    """The way to one rank. None of its methods raises: what goes wrong comes with the answer."""
-
-    @property
-    def rank(self) -> int:
-        """Its number in the whole mesh."""
-        ...
-
-    @property
-    def is_failed(self) -> bool:
-        """The rank has failed and is not back: what is asked of it fails at once."""
-        ...
-
-    @property
-    def outstanding(self) -> int:
-        """Calls of this process that the rank has not answered."""
-        ...
-
-    def call(self, endpoint: str, payload: Payload) -> asyncio.Future[Payload]:
-        """Send a call now; its future never ends as cancelled but by cancelling it, which ends the
-        call over there too."""
-        ...
-
-    def stream(self, endpoint: str, payload: Payload) -> PayloadStream:
-        """Send a call now, whose every value is wanted; closing it ends the call over there too."""
-        ...
-
-    def cast(self, endpoint: str, payload: Payload) -> None:
-        """Send a message to which nothing is answered."""
-        ...
-
-
-class RankView(Protocol):
-    """The ranks that calls go to: a whole mesh or a selection."""
-
-    @property
-    def name(self) -> str:
-        """The mesh's, for people."""
-        ...
-
-    @property
-    def links(self) -> Sequence[RankLink]:
-        """One per rank, ascending; at least one.
-
-        Raises:
-            MeshStopped: the mesh takes no more messages.
-        """
-        ...
-
-    @property
-    def tensors(self) -> Tensors:
-        """What tensors in answers become."""
-        ...
 
 
 class Ranked(NamedTuple, Generic[Result]):
@@ -321,9 +256,8 @@ class EndpointRef(Generic[P, Result, Local]):
         streams = [(link.rank, link.stream(self._name, payload)) for link in links]
         counts = dict.fromkeys((rank for rank, _ in streams), 0)
         failed: dict[int, Exception] = {}
-        merged = self._in_turn(*streams[0]) if len(streams) == 1 else self._at_once(streams)
-        async with aclosing(merged):
-            async for rank, value, error in merged:
+        async with aclosing(merged(streams, self._decoded, self._target)) as arrivals:
+            async for rank, value, error in arrivals:
                 if error is not None:
                     failed[rank] = error
                     continue
@@ -332,55 +266,6 @@ class EndpointRef(Generic[P, Result, Local]):
         if failed:
             ok = {rank: count for rank, count in counts.items() if rank not in failed}
             raise MeshError(self._said(failed, len(links)), failed, ok)
-
-    async def _in_turn(self, rank: int, stream: PayloadStream) -> AsyncGenerator[_Arrival, None]:
-        """Yield what one rank yields, and at last its error, if it has one."""
-        try:
-            while True:
-                try:
-                    value = self._decoded(await stream.__anext__())
-                except StopAsyncIteration:
-                    return
-                except Exception as error:
-                    yield rank, None, error
-                    return
-                yield rank, value, None
-        finally:
-            await stream.aclose()
-
-    async def _at_once(
-        self, streams: Sequence[tuple[int, PayloadStream]]
-    ) -> AsyncGenerator[_Arrival, None]:
-        """Yield what all ranks yield, in the order in which it comes."""
-        arrived: asyncio.Queue[_Arrival | None] = asyncio.Queue(
-            len(streams) * _WAITING_VALUES_PER_RANK
-        )
-
-        async def read(rank: int, stream: PayloadStream) -> None:
-            async with aclosing(self._in_turn(rank, stream)) as arrivals:
-                async for arrival in arrivals:
-                    await arrived.put(arrival)
-            await arrived.put(None)
-
-        readers = [
-            asyncio.create_task(read(rank, stream), name=f"{self._target} of rank {rank}")
-            for rank, stream in streams
-        ]
-        try:
-            reading = len(readers)
-            while reading:
-                arrival = await arrived.get()
-                if arrival is None:
-                    reading -= 1
-                else:
-                    yield arrival
-        finally:
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-
-
-_Arrival = tuple[int, Any, Exception | None]
 
 
 def _has_died(future: asyncio.Future[Payload]) -> bool:

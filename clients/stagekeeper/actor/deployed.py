@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from stagekeeper.actor.calling import EndpointRef, RankLink, endpoint_of_mesh
+from stagekeeper.actor.calling import EndpointRef, endpoint_of_mesh
 from stagekeeper.actor.connection.link import (
     Link,
     PendingCall,
@@ -24,6 +24,7 @@ from stagekeeper.actor.endpoint import Endpoint
 from stagekeeper.actor.owning.answer_errors import error_of_answer
 from stagekeeper.actor.owning.scope import sender_name
 from stagekeeper.actor.place import Place
+from stagekeeper.actor.rank_links import RankLink
 from stagekeeper.client.client import Client
 from stagekeeper.client.errors import CONNECTION_LOST, CallLost, NoReplica, NotFound
 from stagekeeper.client.routing import Route
