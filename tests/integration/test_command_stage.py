@@ -155,6 +155,21 @@ async def test_a_program_that_ends_while_it_starts_is_told_by_its_end(
         assert stage.output.splitlines()[-1].endswith(", unasked")
 
 
+async def test_the_last_words_of_a_program_that_served_are_its_own(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time\nprint('up', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+        "print('no weights any more', flush=True)\nsys.exit(3)"
+    )
+    argv = (sys.executable, "-c", code, str(tmp_path / "end"))
+    async with Command(*argv, ready=Probe(LOG, "up"), ports=()) as stage:
+        await stage.ready()
+        (tmp_path / "end").touch()
+        assert await stage.ended() == 3
+        words, end = stage.output.splitlines()[-2:]
+        assert words == "no weights any more" and end.endswith("exited with code 3, unasked")
+
+
 async def test_a_canary_that_fails_ends_the_start_and_the_program() -> None:
     canary = Probe(HTTP, "/no-such-file", failures=2, interval_s=0.01)
     async with Command(*HTTP_SERVER, ready=Probe(TCP), canary=canary) as stage:

@@ -226,6 +226,11 @@ class StageHost:
         """End as the program did, which nobody asked for; what it has left behind goes first."""
         program = command.program
         await program.kill()
+        if self._server is not None:
+            try:
+                await self._server.stop(0.0)  # one that is left open complains into the log
+            except TimeoutError:
+                _log.warning("the stage's own port could not be closed")
         _log.error("%s (process %d) %s, unasked", program.name, program.pid, program.how_it_ended())
         assert program.status is not None
         return end_like(program.status)
