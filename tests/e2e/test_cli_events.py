@@ -185,6 +185,6 @@ async def test_what_does_not_exist_and_who_is_not_there(serving: Cluster) -> Non
     last = await command_line("events", "--last", "1", endpoint=end)
     assert len(last.out.splitlines()) == 1
 
-    for verb in (("describe", "chain"), ("events",), ("events", "-f")):
-        away = await command_line(*verb, endpoint="127.0.0.1:1")
-        assert away.code == ExitCode.UNREACHABLE, verb
+    verbs = (("describe", "chain"), ("events",), ("events", "-f"))
+    for away in await asyncio.gather(*(command_line(*it, endpoint="127.0.0.1:1") for it in verbs)):
+        assert away.code == ExitCode.UNREACHABLE, away.err

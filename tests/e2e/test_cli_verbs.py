@@ -17,6 +17,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.command_line import command_line, own_environment
 from tests.harness.waiting import wait_for
 
+NOBODY = "127.0.0.1:9"
 SPEC = """\
 name: echo
 replicas: {replicas}
@@ -208,19 +209,17 @@ async def test_followed_log_ends_with_ctrl_c(cluster: Cluster) -> None:
     assert await asyncio.wait_for(logs.wait(), 30) == ExitCode.INTERRUPTED
 
 
-@pytest.mark.parametrize(
-    "argv", [["status"], ["deploy", "SPEC"], ["call", "a", "b"], ["logs", "a"]]
-)
-async def test_nobody_at_the_endpoint_has_its_own_code(argv: list[str], tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(SPEC.format(replicas=1))
-    words = [str(tmp_path / "spec.yaml") if word == "SPEC" else word for word in argv]
+async def test_nobody_at_the_endpoint_has_its_own_code(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(replicas=1))
+    asked = (["status"], ["deploy", str(spec)], ["call", "a", "b"], ["logs", "a"])
 
-    ended = await command_line(*words, endpoint="127.0.0.1:9")
-
-    assert ended.code == ExitCode.UNREACHABLE
-    assert "127.0.0.1:9" in ended.err
-    assert "stagekeeper up FILE" in ended.err
-    assert len(ended.err.splitlines()) == 1
+    # All at once: each of them looks for somebody for some seconds.
+    for ended in await asyncio.gather(*(command_line(*it, endpoint=NOBODY) for it in asked)):
+        assert ended.code == ExitCode.UNREACHABLE
+        assert NOBODY in ended.err
+        assert "stagekeeper up FILE" in ended.err
+        assert len(ended.err.splitlines()) == 1
 
 
 async def test_supervisor_and_agent_end_in_order_when_asked(cluster: Cluster) -> None:
@@ -240,7 +239,7 @@ async def test_agent_that_finds_nobody_gives_up_when_told_to(short_folder: Path)
         "--max-wait=0.5",
         f"--state-dir={short_folder}",
         f"--lock-dir={short_folder / 'l'}",
-        endpoint="127.0.0.1:9",
+        endpoint=NOBODY,
     )
 
     assert ended.code == ExitCode.UNREACHABLE

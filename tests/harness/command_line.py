@@ -9,12 +9,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from tests.harness.cluster import DEVICES, STAGES
+from tests.harness.loaded_verbs import run_loaded
 from tests.harness.processes import Program, processes_naming, start_ticks
 from tests.harness.waiting import wait_for
 
@@ -35,11 +36,31 @@ def own_environment() -> dict[str, str]:
     }
 
 
+_verbs_run: set[str] = set()
+"""What has been run in a process of its own, loaded for it."""
+
+
 async def command_line(*argv: str, endpoint: str = "", timeout_s: float = 60.0) -> Ended:
-    """Run one command to its end, with no terminal anywhere."""
+    """Run one command to its end, with no terminal anywhere.
+
+    The first of each verb loads the command line by itself; the ones after it fork from a process
+    that has loaded it (`loaded_verbs`).
+    """
     env = own_environment()
     if endpoint:
         env["STAGEKEEPER_ENDPOINT"] = endpoint
+    run = run_loaded if argv[0] in _verbs_run else _run
+    _verbs_run.add(argv[0])
+    try:
+        code, out, err = await run(argv, env, timeout_s)
+    except TimeoutError:
+        raise AssertionError(f"{argv} did not end") from None
+    return Ended(code, out.decode(), err.decode())
+
+
+async def _run(
+    argv: Sequence[str], env: Mapping[str, str], timeout_s: float
+) -> tuple[int, bytes, bytes]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -54,10 +75,10 @@ async def command_line(*argv: str, endpoint: str = "", timeout_s: float = 60.0) 
         out, err = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
         process.kill()
-        out, err = await process.communicate()
-        raise AssertionError(f"{argv} did not end:\n{out.decode()}\n{err.decode()}") from None
+        await process.wait()
+        raise
     assert process.returncode is not None
-    return Ended(process.returncode, out.decode(), err.decode())
+    return process.returncode, out, err
 
 
 class Up:
