@@ -211,6 +211,8 @@ async def test_connections_actors_and_calls_are_limited(monkeypatch):
             assert (await frames.answered(2)).error.reason == "TOO_MANY_CALLS"
             await frames.others()
             assert [it.reason for it in frames.stray] == ["TOO_MANY_CALLS"]
+            told = [failure_from_proto(it.failure) for it in frames.news]
+            assert [(it.kind, it.endpoint) for it in told] == [(FailureKind.UNDELIVERABLE, "told")]
 
         # That of this host has ended with its connection; the other may come back, and counts.
         await wait_for(lambda: program.house.session_count == 1, "one session is over")

@@ -73,6 +73,10 @@ class StageCalls:
     def over(self, target_id: str, message: Message) -> None:
         """It was answered; its task ends by itself."""
 
+    def no_room(self, call: pb.CallFrame, why: str) -> None:
+        """Nobody owns a stage who could hear of it: its log does."""
+        _log.warning("a message to %s was not run: %s", call.endpoint, why)
+
     async def _run(self, target_id: str, message: Message) -> None:
         try:
             if message.is_stream:

@@ -76,6 +76,10 @@ class TakesMessages(Protocol):
 
     def over(self, target_id: str, message: Message) -> None: ...
 
+    def no_room(self, call: pb.CallFrame, why: str) -> None:
+        """Hear of a message that nobody waits for, and that is not even taken."""
+        ...
+
 
 async def refuse(
     context: Context,
@@ -303,6 +307,8 @@ class _Connection:
             return
         if len(self._running) + len(self._casts) >= MOST_CONNECTION_CALLS:
             what = f"{MOST_CONNECTION_CALLS} of this connection are under way"
+            if call.is_cast:
+                self._house.no_room(call, what)
             error = pb.CallError(
                 reason="TOO_MANY_CALLS", message=f"{call.endpoint} did not run: {what}"
             )

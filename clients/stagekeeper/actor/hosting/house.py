@@ -24,6 +24,7 @@ from stagekeeper.actor.hosting.hosted_actor import (
     HostedActor,
 )
 from stagekeeper.actor.hosting.message import Message
+from stagekeeper.actor.hosting.owner_news import tell_undelivered
 from stagekeeper.actor.hosting.sessions import Session
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.scope import DEFAULT_STOP_BUDGET_S, Scope
@@ -184,6 +185,12 @@ class House:
                 message=f"there is no actor {target_id} in this process",
             )
         )
+
+    def no_room(self, call: pb.CallFrame, why: str) -> None:
+        """A message that nobody waits for is not taken: the actor's owner hears of it."""
+        actor = self._actors.get(call.target_id)
+        if actor is not None:
+            tell_undelivered(actor.owner, actor.identity, call, why)
 
     def over(self, target_id: str, message: Message) -> None:
         """A message was answered."""

@@ -34,7 +34,9 @@ def tell(owner: Owner, identity: ActorIdentity, failure: MeshFailure) -> None:
     )
 
 
-def tell_undelivered(owner: Owner, identity: ActorIdentity, message: Message, why: str) -> None:
+def tell_undelivered(
+    owner: Owner, identity: ActorIdentity, message: Message | pb.CallFrame, why: str
+) -> None:
     """Tell of a message that nobody waits for, and that was not run."""
     what = f"{message.endpoint} from {message.sender} was not run: {why}"
     failure = failure_of(
