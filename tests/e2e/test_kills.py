@@ -19,7 +19,7 @@ from stagekeeper.core.states import Phase
 from stagekeeper.runtime.crash_points import VARIABLE as KILL_AT
 from stagekeeper.v1 import types_pb2
 from tests.e2e.specs import Spec, chain, echo
-from tests.harness.cluster import Cluster
+from tests.harness.standing import StandingCluster
 from tests.harness.waiting import wait_for
 
 START_POINTS = (
@@ -63,6 +63,12 @@ SHORT_START_POINTS = (
 )
 
 
+@pytest.fixture
+def cluster(standing: StandingCluster) -> StandingCluster:
+    """Each test leaves a supervisor and an agent that nothing happens to."""
+    return standing
+
+
 @pytest.mark.parametrize(
     "point",
     [
@@ -70,9 +76,8 @@ SHORT_START_POINTS = (
         for it in START_POINTS
     ],
 )
-async def test_agent_killed_during_a_start(cluster: Cluster, point: str) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent(env={KILL_AT: point})
+async def test_agent_killed_during_a_start(cluster: StandingCluster, point: str) -> None:
+    await cluster.restart_agent("node-1", env={KILL_AT: point})
     async with cluster.client() as client:
         creation = asyncio.create_task(_deployed(client, chain()))
         await _killed_agent_comes_back(cluster)
@@ -81,11 +86,10 @@ async def test_agent_killed_during_a_start(cluster: Cluster, point: str) -> None
 
 
 @pytest.mark.parametrize("point", ROLLBACK_POINTS)
-async def test_agent_killed_during_a_rollback(cluster: Cluster, point: str) -> None:
+async def test_agent_killed_during_a_rollback(cluster: StandingCluster, point: str) -> None:
     spec = chain()
     spec["stages"][2]["entrypoint"] = "sample_stages:Broken"
-    await cluster.start_supervisor()
-    await cluster.start_agent(env={KILL_AT: point})
+    await cluster.restart_agent("node-1", env={KILL_AT: point})
     async with cluster.client() as client:
         creation = asyncio.create_task(_deployed(client, spec))
         await _killed_agent_comes_back(cluster)
@@ -95,9 +99,8 @@ async def test_agent_killed_during_a_rollback(cluster: Cluster, point: str) -> N
 
 
 @pytest.mark.parametrize("point", STOP_POINTS)
-async def test_agent_killed_during_a_stop(cluster: Cluster, point: str) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent(env={KILL_AT: point})
+async def test_agent_killed_during_a_stop(cluster: StandingCluster, point: str) -> None:
+    await cluster.restart_agent("node-1", env={KILL_AT: point})
     async with cluster.client() as client:
         await client.deploy(chain())
         await client.delete("chain", wait=False)
@@ -107,29 +110,29 @@ async def test_agent_killed_during_a_stop(cluster: Cluster, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", FAILURE_POINTS)
-async def test_agent_killed_while_it_records_a_failure(cluster: Cluster, point: str) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent(env={KILL_AT: point})
+async def test_agent_killed_while_it_records_a_failure(
+    cluster: StandingCluster, point: str
+) -> None:
+    await cluster.restart_agent("node-1", env={KILL_AT: point})
+    name = f"echo-{point}"  # failures of a name are kept when it is deleted
     async with cluster.client() as client:
-        await client.deploy(echo())
-        os.kill((await client.get("echo")).replicas[0].shards[0].record.pid, signal.SIGKILL)
+        await client.deploy(echo(name))
+        os.kill((await client.get(name)).replicas[0].shards[0].record.pid, signal.SIGKILL)
         await _killed_agent_comes_back(cluster)
 
         async def is_failed() -> bool:
-            return (await client.get("echo")).state == types_pb2.DEPLOYMENT_STATE_FAILED
+            return (await client.get(name)).state == types_pb2.DEPLOYMENT_STATE_FAILED
 
         await wait_for(is_failed, "the deployment is FAILED")
-        failures = await client.failures("echo")
+        failures = await client.failures(name)
         assert len({failure.failure_id for failure in failures}) == len(failures) == 1
-        await _settled(cluster, client, echo())
+        await _settled(cluster, client, echo(name))
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 async def test_supervisor_killed_while_a_stage_is_in_a_phase(
-    cluster: Cluster, phase: Phase
+    cluster: StandingCluster, phase: Phase
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
     async with cluster.client() as client:
         creation = asyncio.create_task(_deployed(client, _gated(cluster)))
         await _reach(cluster, phase)
@@ -144,27 +147,25 @@ async def test_supervisor_killed_while_a_stage_is_in_a_phase(
 
 
 @pytest.mark.parametrize("point", CREATION_POINTS)
-async def test_supervisor_killed_during_a_creation(cluster: Cluster, point: str) -> None:
-    await cluster.start_supervisor(env={KILL_AT: point})
-    assert cluster.supervisor is not None
-    await cluster.start_agent()
+async def test_supervisor_killed_during_a_creation(cluster: StandingCluster, point: str) -> None:
+    supervisor = await cluster.restart_supervisor(env={KILL_AT: point})
     async with cluster.client() as client:
+        await cluster.workers_alive(1, client)
         creation = asyncio.create_task(_deployed(client, chain()))
-        assert await cluster.supervisor.ended() == -signal.SIGKILL
+        assert await supervisor.ended() == -signal.SIGKILL
         await cluster.start_supervisor()
         await creation
         await _settled(cluster, client, chain())
 
 
-async def test_supervisor_killed_when_a_deletion_was_written(cluster: Cluster) -> None:
+async def test_supervisor_killed_when_a_deletion_was_written(cluster: StandingCluster) -> None:
     # The first wish is the creation, the second says that it is over, the third is the deletion.
-    await cluster.start_supervisor(env={KILL_AT: "desired-written#3"})
-    assert cluster.supervisor is not None
-    await cluster.start_agent()
+    supervisor = await cluster.restart_supervisor(env={KILL_AT: "desired-written#3"})
     async with cluster.client() as client:
+        await cluster.workers_alive(1, client)
         await client.deploy(chain())
         deletion = asyncio.create_task(client.delete("chain"))
-        assert await cluster.supervisor.ended() == -signal.SIGKILL
+        assert await supervisor.ended() == -signal.SIGKILL
         await cluster.start_supervisor()
         await asyncio.wait([deletion])
         await wait_for(lambda: _is_gone(client, "chain"), "the deployment is gone")
@@ -172,25 +173,23 @@ async def test_supervisor_killed_when_a_deletion_was_written(cluster: Cluster) -
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-async def test_stage_killed_in_a_phase(cluster: Cluster, phase: Phase) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
+async def test_stage_killed_in_a_phase(cluster: StandingCluster, phase: Phase) -> None:
+    name = f"gated-{phase.lower()}"  # as above
     async with cluster.client() as client:
-        creation = asyncio.create_task(client.deploy(_gated(cluster)))
+        creation = asyncio.create_task(client.deploy(_gated(cluster, name)))
         await _reach(cluster, phase)
         (pid,) = cluster.stage_processes()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(DeployFailed, match=f"{phase}"):
             await creation
         await _nothing_left(cluster, client)
-        (failure,) = await client.failures("gated")
+        (failure,) = await client.failures(name)
         assert failure.origin.phase == types_pb2.Phase.Value(f"PHASE_{phase}")
         assert failure.exit.signal == signal.SIGKILL
 
 
-async def test_everything_killed_in_the_middle_of_a_start(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    agent = await cluster.start_agent()
+async def test_everything_killed_in_the_middle_of_a_start(cluster: StandingCluster) -> None:
+    agent = cluster.agents["node-1"]
     async with cluster.client() as client:
         creation = asyncio.create_task(_deployed(client, _gated(cluster)))
         await _reach(cluster, Phase.MEASURE)
@@ -206,9 +205,7 @@ async def test_everything_killed_in_the_middle_of_a_start(cluster: Cluster) -> N
         await _settled(cluster, client, _gated(cluster))
 
 
-async def test_delete_goes_on_after_its_supervisor_was_killed(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
+async def test_delete_goes_on_after_its_supervisor_was_killed(cluster: StandingCluster) -> None:
     async with cluster.client() as client:
         await client.deploy(chain())
         await client.delete("chain", wait=False)
@@ -228,18 +225,18 @@ async def _deployed(client: Client, spec: Spec) -> bool:
     return True
 
 
-def _open_gates(cluster: Cluster) -> None:
+def _open_gates(cluster: StandingCluster) -> None:
     """Let the gated stage through all of its phases."""
     for each in Phase:
         (_gates(cluster) / f"{each}.open").touch()
 
 
-async def _killed_agent_comes_back(cluster: Cluster) -> None:
+async def _killed_agent_comes_back(cluster: StandingCluster) -> None:
     assert await cluster.agents["node-1"].ended() == -signal.SIGKILL
     await cluster.start_agent()
 
 
-async def _settled(cluster: Cluster, client: Client, spec: Spec) -> None:
+async def _settled(cluster: StandingCluster, client: Client, spec: Spec) -> None:
     """See the deployment whole or not at all, and then through another life."""
     name = spec["name"]
 
@@ -262,7 +259,7 @@ async def _settled(cluster: Cluster, client: Client, spec: Spec) -> None:
     await _nothing_left(cluster, client)
 
 
-async def _nothing_left(cluster: Cluster, client: Client) -> None:
+async def _nothing_left(cluster: StandingCluster, client: Client) -> None:
     await cluster.no_stage_left()
 
     async def is_free() -> bool:
@@ -281,14 +278,14 @@ async def _is_gone(client: Client, name: str) -> bool:
     return False
 
 
-def _gates(cluster: Cluster) -> Path:
+def _gates(cluster: StandingCluster) -> Path:
     return cluster.directory / "gates"
 
 
-def _gated(cluster: Cluster) -> Spec:
+def _gated(cluster: StandingCluster, name: str = "gated") -> Spec:
     _gates(cluster).mkdir(exist_ok=True)
     return {
-        "name": "gated",
+        "name": name,
         "stages": [
             {
                 "name": "gated",
@@ -301,7 +298,7 @@ def _gated(cluster: Cluster) -> Spec:
     }
 
 
-async def _reach(cluster: Cluster, phase: Phase) -> None:
+async def _reach(cluster: StandingCluster, phase: Phase) -> None:
     """Open the gates before `phase` and wait until the stage stands in it."""
     for earlier in list(Phase)[: list(Phase).index(phase)]:
         (_gates(cluster) / f"{earlier}.open").touch()
