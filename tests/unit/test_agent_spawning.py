@@ -80,6 +80,22 @@ async def test_cards_of_a_stage_are_the_agents_word_whatever_its_spec_says(
     assert seen["MINE"] == "1"
 
 
+def test_what_a_start_remembers_is_of_its_environment_too(tmp_path, monkeypatch):
+    digests = []
+
+    def look(command, **_):
+        digests.append(read_launch(Path(command[-1])).env_digest)
+        raise NotRun
+
+    monkeypatch.setattr(spawning, "spawn", look)
+    spawner, _, _ = spawner_in(tmp_path)
+    for env in ((), (("MODEL", "a"),), (("MODEL", "b"),), (("MODEL", "a"),)):
+        p = plan(stage("a", device="GPU-a", env=env))
+        with pytest.raises(NotRun):
+            spawner.spawn(p, p.stages[0])
+    assert digests[1] == digests[3] and len(set(digests)) == 3
+
+
 def program(*argv: str, **fields: Any) -> StageSpec:
     return StageSpec("llm", command=CommandSpec(argv, **fields))
 

@@ -11,7 +11,7 @@ import pytest
 
 from stagekeeper.core.model import MemoryProfile
 from stagekeeper.runtime.launch import Launch, LaunchDevice
-from stagekeeper.stage import phases
+from stagekeeper.stage import memory_account, phases
 from stagekeeper.stage.activity import Activity
 from stagekeeper.stage.memory_account import BudgetExceeded
 from stagekeeper.stage.phases import PhaseRunner
@@ -78,7 +78,13 @@ class Starts:
         self._patch = monkeypatch
 
     async def start(
-        self, *, reuse: bool = False, reserve: int = 0, args: str = "{}", **takes: object
+        self,
+        *,
+        reuse: bool = False,
+        reserve: int = 0,
+        args: str = "{}",
+        env: str = "",
+        **takes: object,
     ) -> tuple[Weighed, Vitals]:
         cls = type("Weighed", (Weighed,), takes)
         self._patch.setattr(phases, "find_class", lambda launch: cls)
@@ -95,6 +101,7 @@ class Starts:
             control_socket="unused",
             run_dir=str(self._folder),
             cache_dir=str(self._folder / "cache"),
+            env_digest=env,
             skips_measure=reuse,
         )
         self._patch.setattr(phases, "_arguments", lambda launch: {})
@@ -158,6 +165,12 @@ async def test_another_kind_of_start_reuses_nothing(starts, args):
     assert stage.went_through == ["measure"]
 
 
+async def test_another_environment_of_the_spec_reuses_nothing(starts):
+    await starts.start(reuse=True, env="of one")
+    stage, _ = await starts.start(reuse=True, env="of another")
+    assert stage.went_through == ["measure"]
+
+
 async def test_order_of_arguments_makes_no_other_kind(starts):
     await starts.start(args='{"a": 1, "b": {"c": 2, "d": 3}}')
     stage, _ = await starts.start(reuse=True, args='{"b": {"d": 3, "c": 2}, "a": 1}')
@@ -182,6 +195,25 @@ async def test_weights_over_the_budget_fail_also_without_a_measurement(starts):
 
     with pytest.raises(BudgetExceeded, match=r"used 1001 bytes .* in LOAD.* there is 1000 bytes"):
         await starts.start(reuse=True, weights=1001)
+
+
+async def test_more_weights_than_the_profile_knows_leave_room_for_the_batch_all_the_same(starts):
+    await starts.start(reuse=True)
+    stage, _ = await starts.start(reuse=True, weights=500)
+    assert (stage.went_through, stage.left) == ([], 300)
+
+
+async def test_profile_that_does_not_fit_the_start_is_measured_anew(starts, monkeypatch):
+    await starts.start(reuse=True)
+    # By the profile it would be over its budget: whether it is only MEASURE can tell.
+    stage, _ = await starts.start(reuse=True, weights=900, batch=50)
+    assert (stage.went_through, stage.left) == (["measure"], 50)
+    # What was loaded is not what the profile is of.
+    monkeypatch.setattr(memory_account, "_APART_BYTES", 10)
+    stage, _ = await starts.start(reuse=True, weights=300)
+    assert (stage.went_through, stage.left) == (["measure"], 500)
+    stage, _ = await starts.start(reuse=True, weights=320)
+    assert (stage.went_through, stage.left) == ([], 480)
 
 
 async def test_startup_27_graphs_beyond_what_was_foreseen_fail_and_the_next_start_leaves_room(

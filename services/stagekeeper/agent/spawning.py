@@ -8,8 +8,11 @@ stage process are the agent's word alone.
 
 from __future__ import annotations
 
+import hashlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from stagekeeper.agent.cards.ledger import Booking, Ledger
 from stagekeeper.agent.child_environment import RUN_DIR_ENV, listed, passed_on
@@ -177,6 +180,7 @@ class Spawner:
             cache_dir=str(directory.cache),
             lock_dir=str(self._settings.lock_dir.absolute()),
             lock_limit_s=self._settings.lock_limit_s,
+            env_digest=_digest_of(spec.env),
             skips_measure=spec.memory is not None and spec.memory.reuse_profile,
         )
 
@@ -239,3 +243,11 @@ class Spawner:
             INSTANCE_ENV: instance_id,
             RUN_DIR_ENV: str(self._settings.directory.run_dir(instance_id)),
         }
+
+
+def _digest_of(env: Iterable[tuple[str, str]]) -> str:
+    """Return what tells environments apart; empty for an empty one."""
+    ordered = sorted(env)
+    if not ordered:
+        return ""
+    return hashlib.blake2b(msgspec.json.encode(ordered), digest_size=16).hexdigest()

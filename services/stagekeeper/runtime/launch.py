@@ -83,6 +83,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The host's folder for locks; empty where nobody else can be on the cards, as in a test."""
     lock_limit_s: float = DEFAULT_LIMIT_S
     """How long the phase lock is waited for while whoever holds it makes no progress."""
+    env_digest: str = ""
+    """Of what the spec's `env` says: two starts that differ there may load different things."""
     skips_measure: bool = False
     """A profile that an earlier start measured may stand in for MEASURE."""
 

@@ -11,6 +11,7 @@ is kept, so that the next start knows better.
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from stagekeeper.core.model import MemoryProfile
 from stagekeeper.runtime.launch import Launch
@@ -19,6 +20,10 @@ from stagekeeper.stage.profile import keep_profile, read_profile
 from stagekeeper.stage.vitals import Vitals
 
 _log = logging.getLogger(__name__)
+
+_APART_SHARE: Final = 0.1
+_APART_BYTES: Final = 32 * 2**20
+"""Weights that differ by no more are the same ones, read by a meter of a process's own memory."""
 
 
 class BudgetExceeded(Exception):
@@ -34,6 +39,7 @@ class StageMemory:
         self._meter: MemoryMeter | None = None
         self._predicted = read_profile(launch) if launch.devices else None
         self._weights_bytes = 0
+        self._is_of_another = False
         self._peak_bytes: int | None = None
         self._graph_bytes: int | None = None
         self._held_before_capture = 0
@@ -41,7 +47,11 @@ class StageMemory:
 
     @property
     def needs_measure(self) -> bool:
-        return not self._launch.skips_measure or self._predicted is None
+        """Whether MEASURE has to run; what LOAD shows of a remembered profile may decide that."""
+        known = self._predicted
+        if not self._launch.skips_measure or known is None or self._is_of_another:
+            return True
+        return self._foreseen_peak_bytes > self._launch.budget_bytes
 
     @property
     def left_bytes(self) -> int:
@@ -51,7 +61,7 @@ class StageMemory:
         """
         peak_bytes = self._peak_bytes
         if self._predicted is not None and not self.needs_measure:
-            peak_bytes = max(self._predicted.peak_bytes, self._weights_bytes)
+            peak_bytes = self._foreseen_peak_bytes
         beyond_bytes = self._foreseen_bytes - self._launch.reserve_bytes
         return max(0, self._launch.budget_bytes - (peak_bytes or 0) - beyond_bytes)
 
@@ -59,8 +69,23 @@ class StageMemory:
         self._meter = meter
         if meter is not None:
             self._weights_bytes = self._used_bytes = meter.used_bytes()
-            if not self.needs_measure:
-                self._check("LOAD", self._weights_bytes)
+            self._compare()
+
+    def _compare(self) -> None:
+        """See whether what was loaded is what the remembered profile is of."""
+        known = self._predicted
+        if known is None or not self._launch.skips_measure:
+            return
+        self._check("LOAD", self._weights_bytes)
+        apart_bytes = abs(self._weights_bytes - known.weights_bytes)
+        self._is_of_another = apart_bytes > known.weights_bytes * _APART_SHARE + _APART_BYTES
+        if self.needs_measure:
+            _log.warning(
+                "the remembered profile does not fit this start (weights %s then, %s now; peak %s "
+                "then, the budget is %s now): it is measured anew",
+                *map(_sized, (known.weights_bytes, self._weights_bytes)),
+                *map(_sized, (known.peak_bytes, self._launch.budget_bytes)),
+            )
 
     def measure_begins(self) -> None:
         """Take the baseline."""
@@ -127,6 +152,15 @@ class StageMemory:
         if self._peak_bytes is not None:
             measured = MemoryProfile(self._weights_bytes, self._peak_bytes, self._graph_bytes)
         self._vitals.uses(self._used_bytes, predicted=self._predicted, measured=measured)
+
+    @property
+    def _foreseen_peak_bytes(self) -> int:
+        """The peak by the remembered profile: what a batch took then, on the weights of now."""
+        known = self._predicted
+        if known is None:
+            return 0
+        batch_bytes = max(0, known.peak_bytes - known.weights_bytes)
+        return max(known.peak_bytes, self._weights_bytes + batch_bytes)
 
     @property
     def _foreseen_bytes(self) -> int:

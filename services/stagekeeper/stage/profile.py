@@ -1,9 +1,9 @@
 """What a stage's phases measured of its memory, kept for its next start.
 
 One file for each kind of start, beside the other things that the stages of a worker keep. Two
-starts are of one kind when they run the same class with the same arguments, as the same part of it,
-on cards of the same model. Decided here: what is kept, and for whom it stands. Not decided here:
-whether it may stand in for a measurement (phases).
+starts are of one kind when they run the same class with the same arguments and `env`, as the same
+part of it, on cards of the same model. Decided here: what is kept, and for whom it stands. Not
+decided here: whether it may stand in for a measurement (memory_account, phases).
 
 Invariant: what cannot be read or written is as if nothing was kept, and no start fails for it.
 """
@@ -76,6 +76,7 @@ def _path(launch: Launch) -> Path:
         [
             launch.entrypoint,
             msgspec.json.decode(launch.args_json),
+            launch.env_digest,
             launch.shard_index,
             launch.shard_count,
             [(device.kind, device.model, device.total_bytes) for device in launch.devices],
