@@ -203,6 +203,7 @@ async def test_who_waits_for_its_reader_is_not_stalled(tree):
         tree.program.house.look(time.monotonic() + 3600, 0.0)
     worker = this_proc().options(stall_after_s=60).spawn("worker", Worker)
     nap = asyncio.create_task(worker.nap.call_one(LONG_S))
+    await asyncio.sleep(0)  # so that it is sent first
     await worker.add.call_one(1, 2)
     tree.program.house.look(time.monotonic() + 3600, 0.0)
 

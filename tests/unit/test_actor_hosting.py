@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from stagekeeper.actor import Actor, endpoint
+from stagekeeper.actor import Actor, FailureKind, MeshFailure, context, endpoint
 from stagekeeper.actor.connection.outbox import Outbox
-from stagekeeper.actor.hosting import hosted_actor
+from stagekeeper.actor.failing import failure_of
+from stagekeeper.actor.failure_wire import failure_from_proto
+from stagekeeper.actor.hosting import handlers, hosted_actor
 from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.hosting.message import Message
 from stagekeeper.actor.hosting.sessions import Session
@@ -24,6 +26,7 @@ from stagekeeper.wire.payload import encode_arguments
 from tests.harness.waiting import wait_for
 
 GATE = threading.Event()
+CLEANED: list[str] = []
 SOON_S = 10.0
 
 
@@ -61,6 +64,45 @@ class OddAsync(Actor):
 
     async def __cleanup__(self, exc: BaseException | None) -> None:
         raise GeneratorExit
+
+
+class Stubborn(Actor):
+    """Its handlers are as decorators make them, and ends when it likes."""
+
+    __supervise_limit_s__ = 0.1
+
+    def __init__(self) -> None:
+        self.cleaned_up = False
+
+    @endpoint
+    async def wait(self) -> None:
+        await asyncio.sleep(SOON_S)
+
+    @endpoint
+    def wait_plainly(self) -> None:
+        while not context().cancelled:
+            GATE.wait(0.01)
+
+    @endpoint
+    def add(self, x: int, y: int) -> int:
+        return x + y
+
+    def __supervise__(self, failure: MeshFailure) -> Any:
+        return self._supervise(failure.message)
+
+    async def _supervise(self, how: str) -> bool:
+        while how == "never":
+            try:
+                await asyncio.sleep(SOON_S)
+            except asyncio.CancelledError:
+                how = "late" if GATE.is_set() else "never"
+        return how == "handled"
+
+    def __cleanup__(self, exc: BaseException | None) -> Any:
+        return self._clean_up()
+
+    async def _clean_up(self) -> None:
+        CLEANED.append("up")
 
 
 class Told(Session):
@@ -221,3 +263,64 @@ async def test_what_is_stuck_is_kept_until_it_is_not(monkeypatch):
 
         await wait_for(is_gone, "it is let go of")
         assert not (await it.stop(actor_id)).is_stuck
+
+
+async def supervised(it: Hosted, how: str) -> MeshFailure:
+    """Have a stubborn actor asked; return what its owner is told."""
+    actor_id = await it.spawn(Stubborn)
+    scope = it.house._actors[actor_id].scope
+    scope.deliver(failure_of(scope.identity, FailureKind.GONE, how))
+    await wait_for(lambda: it.news, "the owner is told", within_s=SOON_S)
+    return failure_from_proto(it.news[0].failure)
+
+
+async def test_a_plain_supervise_that_returns_what_has_to_be_awaited_is_awaited():
+    async with hosted() as it:
+        failure = await supervised(it, "refused")
+        assert failure.kind == FailureKind.UNHANDLED
+        assert failure.path[0].decision == "refused"
+    async with hosted() as it:
+        actor_id = await it.spawn(Stubborn)
+        scope = it.house._actors[actor_id].scope
+        scope.deliver(failure_of(scope.identity, FailureKind.GONE, "handled"))
+        await asyncio.wait_for(scope.drained(), SOON_S)
+        assert not it.news and (await it.call(actor_id, "add", 1, 2)).HasField("reply")
+
+
+async def test_a_supervise_that_does_not_end_when_it_is_cancelled_is_late_all_the_same(
+    monkeypatch,
+):
+    monkeypatch.setattr(handlers, "_MOMENT_S", 0.05)
+    async with hosted() as it:
+        failure = await supervised(it, "never")
+        GATE.set()
+        assert failure.kind == FailureKind.SUPERVISE_RAISED
+        assert failure.path[0].decision == (
+            "raised TimeoutError: __supervise__ did not return within 0.1 s"
+        )
+        await wait_for(lambda: not it.house.actor_count, "the actor has ended", within_s=SOON_S)
+        for task in asyncio.all_tasks():
+            if task.get_name() == "__supervise__":
+                task.cancel()
+
+
+async def test_a_plain_cleanup_that_returns_what_has_to_be_awaited_is_awaited():
+    async with hosted() as it:
+        CLEANED.clear()
+        actor_id = await it.spawn(Stubborn)
+        assert not (await it.stop(actor_id)).HasField("cleanup_failure")
+        assert CLEANED == ["up"]
+
+
+@pytest.mark.parametrize("name", ["wait", "wait_plainly"])
+async def test_what_ended_after_nobody_waited_for_it_is_forgotten(name):
+    async with hosted() as it:
+        actor_id = await it.spawn(Stubborn)
+        it.send(actor_id, name)
+        await wait_for(lambda: list(it.house._actors[actor_id]._inbox.running()), "it runs")
+        (message,) = it.house._actors[actor_id]._inbox.running()
+
+        message._on_end = lambda _: None  # its connection asks for no answer any more
+        it.house.cancel(actor_id, message)
+
+        assert not (await it.stop(actor_id, 3_600)).unrun

@@ -232,18 +232,20 @@ def test_an_error_that_python_cannot_print_is_told_by_its_frames():
     assert isinstance(error.__cause__, SyntaxError)
 
 
-def test_an_error_that_cannot_say_what_it_is_travels_nevertheless():
+@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("module", ["__main__", None])
+def test_an_error_that_cannot_say_what_it_is_travels_nevertheless(raised, module):
     class Broken(Exception):
         def __str__(self) -> str:
-            raise RuntimeError("no")
+            raise raised("no")
 
-    Broken.__module__ = "__main__"
+    Broken.__module__ = module
     Broken.__qualname__ = "Broken"
     broken = Broken()
     broken.__notes__ = 3  # type: ignore[assignment]
     error = _sent(_raised(broken))
     assert str(error) == (
-        "workers[2] raised Broken: (its message cannot be read: __str__ raised RuntimeError)"
+        f"workers[2] raised Broken: (its message cannot be read: __str__ raised {raised.__name__})"
     )
     assert _sent(ValueError("a\udc80")).remote_message == "a?"
 

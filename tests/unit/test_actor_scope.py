@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from stagekeeper.actor.failure import MeshFailure
+import pytest
+
+from stagekeeper.actor.errors import MeshStopped
+from stagekeeper.actor.failing import failure_of
+from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning import scope as of_scope
 from stagekeeper.actor.owning.scope import Scope
@@ -62,6 +66,34 @@ async def test_once_the_budget_is_over_what_is_left_ends_at_once(monkeypatch):
     for mesh in meshes:
         mesh.may_end.set()
     await asyncio.wait_for(stopping, 10)
+
+
+async def test_what_would_be_owned_by_one_that_has_ended_is_refused():
+    scope = root_scope(Mesh("first"))
+    assert await scope.stop(9, None) == []
+    with pytest.raises(MeshStopped, match=r"root has ended, .* late is not spawned"):
+        scope.add(Mesh("late"))
+    assert await scope.stop(9, None) == []
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+async def test_an_owner_that_raises_what_cannot_say_what_it_is_has_not_handled_it():
+    scope, told = root_scope(), asyncio.Queue[MeshFailure]()
+
+    async def supervise(failure: MeshFailure) -> object:
+        raise Mute
+
+    scope.supervise = supervise
+    scope.on_unhandled = lambda failure, error: told.put_nowait(failure)
+    scope.open()
+    scope.deliver(failure_of(scope.identity, FailureKind.GONE, "gone"))
+    failure = await asyncio.wait_for(told.get(), 10)
+    assert failure.kind == FailureKind.SUPERVISE_RAISED
+    assert failure.path[0].decision.startswith("raised Mute: (its message cannot be read")
 
 
 async def test_an_end_that_takes_long_says_what_it_waits_for(monkeypatch, caplog):

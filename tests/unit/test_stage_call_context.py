@@ -41,6 +41,18 @@ def test_cancel_tells_each_listener_once():
     assert told == ["a", "b"]
 
 
+def test_listener_that_raises_holds_up_neither_others_nor_who_cancels(caplog):
+    told: list[str] = []
+    call = CallContext()
+    call.on_cancel(lambda: told[1])
+    call.on_cancel(lambda: told.append("b"))
+
+    call.cancel()
+
+    assert told == ["b"]
+    assert "IndexError" in caplog.text
+
+
 def test_listener_that_comes_late_is_told_at_once():
     told: list[str] = []
     call = CallContext()

@@ -7,6 +7,7 @@ that has no deadline and is never cancelled, so that an endpoint can be tested a
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,8 @@ from contextvars import ContextVar, Token
 from typing import Protocol, TypeVar
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger("stagekeeper.actor")
 
 _cancelling = threading.Lock()
 """Held for an instant by `cancel` and `on_cancel`; one for all calls, so that a call costs none."""
@@ -120,7 +123,10 @@ class CallContext:
             self._is_cancelled = True
             callbacks, self._on_cancel = self._on_cancel, None
         for callback in callbacks or ():
-            callback()
+            try:
+                callback()
+            except BaseException:  # of the call's own code; whoever cancels has others to see to
+                _log.exception("what a call left to be called when it is cancelled raised")
 
     def end(self) -> None:
         """Say that the call is over: what it left running in the background is on its own."""
@@ -128,6 +134,8 @@ class CallContext:
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Have `callback` called by `cancel`, in the thread that cancels; at once if that was.
+
+        What it raises there is logged.
 
         Returns a function that takes the wish back; calling it late or twice does no harm.
         """

@@ -43,17 +43,19 @@ def type_name(error: BaseException) -> str:
     One of a script is named as the script would name it, also where it is imported again.
     """
     cls = type(error)
-    module = cls.__module__
-    if module in ("builtins", "__main__") or _SCRIPT_AGAIN.fullmatch(module):
+    module: object = cls.__module__  # of a class that code has made it may be anything
+    if not isinstance(module, str) or module in ("builtins", "__main__"):
         return cls.__qualname__
-    return f"{cls.__module__}.{cls.__qualname__}"
+    if _SCRIPT_AGAIN.fullmatch(module):
+        return cls.__qualname__
+    return f"{module}.{cls.__qualname__}"
 
 
 def message_of(error: BaseException) -> str:
     """Return what the error says of itself, whose `__str__` may raise as well."""
     try:
         return sendable(str(error))
-    except Exception as broken:
+    except BaseException as broken:  # also what would end the process: nobody asked for that
         return f"(its message cannot be read: __str__ raised {type(broken).__qualname__})"
 
 

@@ -116,7 +116,7 @@ class ProcMesh:
             TypeError: the class takes no such arguments.
             EntrypointError: the class cannot be named for another process.
             NotSendable: an argument cannot travel; it is named.
-            MeshStopped: the processes were stopped.
+            MeshStopped: the processes were stopped, or who spawns has ended, as in `__cleanup__`.
         """
         if self._procs.is_stopping:
             raise MeshStopped(f"{self.name} was stopped: nothing is spawned there")
@@ -155,8 +155,8 @@ class ProcMesh:
             actor_class.__qualname__,
         )
         control.mesh = mesh
-        program.adopt(control)
         scope.add(control)
+        program.adopt(control)
         program.on_loop(control.start)
         return cast(SomeActor, mesh)
 
@@ -253,6 +253,7 @@ class HostMesh:
         Raises:
             TypeError: `count` is no whole number.
             ValueError: `count` is below 1.
+            MeshStopped: who spawns has ended, as in `__cleanup__`.
         """
         if type(count) is not int:  # True is none either
             raise TypeError(f"spawn_procs takes a number of processes, not {count!r:.80}")
@@ -268,8 +269,8 @@ class HostMesh:
         )
         mesh = ProcMesh(program, control)
         control.mesh = mesh
-        program.adopt(control)
         scope.add(control)
+        program.adopt(control)
         program.on_loop(control.start)
         return mesh
 

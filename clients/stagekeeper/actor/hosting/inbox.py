@@ -198,6 +198,8 @@ class Inbox:
             raise
         except BaseException as error:
             self._raised(message, endpoint, error)
+        finally:
+            self._ended(message)
 
     async def _run_plain(self, message: Message, endpoint: Endpoint, method: Any) -> None:
         if message.is_over:
@@ -235,13 +237,18 @@ class Inbox:
             if isinstance(error, asyncio.CancelledError) and is_own_cancellation():
                 raise
             self._raised(message, endpoint, error)
+        finally:
+            self._ended(message)
+
+    def _ended(self, message: Message) -> None:
+        """Forget a message whose code has ended, also where nobody waits for its answer."""
+        message.is_over = True
+        self.over(message)
 
     def _raised(self, message: Message, endpoint: Endpoint, error: BaseException) -> None:
         if message.is_over:
             return
         if message.cancelled and isinstance(error, asyncio.CancelledError):
-            message.is_over = True
-            self.over(message)
             return
         if isinstance(error, _Misfit) or is_misfit(error, __file__):
             # No code of the actor's ran, so a message that nobody waits for does not end it.

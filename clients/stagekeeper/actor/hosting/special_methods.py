@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.entrypoint import load_class
 from stagekeeper.actor.failing import failure_from, failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
-from stagekeeper.actor.hosting.actor_thread import ActorThread, passable
+from stagekeeper.actor.hosting.actor_thread import ActorThread
+from stagekeeper.actor.hosting.handlers import HandlerLate, answer_of
 from stagekeeper.actor.hosting.serial import SerialTurns
 from stagekeeper.actor.identity import ActorIdentity
 from stagekeeper.actor.owning.scope import NoSupervisor
@@ -89,24 +89,29 @@ class SpecialMethods:
         context = self._context.copy()
         limit_s = float(getattr(actor, "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
 
-        def ask() -> bool:
-            is_handled = bool(handler(failure))
+        def judged(answer: object) -> bool:
+            is_handled = bool(answer)
             if is_handled:
                 self._on_handled()
             return is_handled
 
-        async def ask_async() -> bool:
-            is_handled = bool(await _contained(handler(failure)))
-            if is_handled:
-                self._on_handled()
-            return is_handled
-
-        async with asyncio.timeout(limit_s):
-            if inspect.iscoroutinefunction(handler):
-                return await asyncio.create_task(ask_async(), context=context)
+        async def run_plain(call: Callable[[], object]) -> object:
             if any(not it.kind.is_async for it in actor.__endpoints__.values()):
-                return await self._turns.urgent(ask, context, _SUPERVISE)
-            return context.run(ask)
+                return await self._turns.urgent(call, context, _SUPERVISE)
+            return context.run(call)
+
+        try:
+            return await answer_of(
+                handler,
+                failure,
+                limit_s,
+                run_plain=run_plain,
+                context=context,
+                on_exit=self._on_exit,
+                conclude=judged,
+            )
+        except HandlerLate as late:
+            raise TimeoutError(str(late)) from None
 
     async def clean_up(self, error: BaseException | None, budget_s: float) -> MeshFailure | None:
         """Run `__cleanup__` within the budget, if there is one; return what went wrong.
@@ -119,21 +124,22 @@ class SpecialMethods:
             return None
         self._turns.close()
         context = self._context.copy()
-        limit = asyncio.timeout(budget_s)
+        name, kind = self._identity.name, FailureKind.CLEANUP_RAISED
         try:
-            async with limit:
-                if inspect.iscoroutinefunction(cleanup):
-                    await asyncio.create_task(_contained(cleanup(error)), context=context)
-                else:
-                    await self._thread.run(lambda: cleanup(error), context, _CLEANUP)
-        except (SystemExit, KeyboardInterrupt) as wish:
-            self._on_exit(wish)
+            await answer_of(
+                cleanup,
+                error,
+                budget_s,
+                run_plain=lambda call: self._thread.run(call, context, _CLEANUP),
+                context=context,
+                on_exit=self._on_exit,
+            )
+        except (SystemExit, KeyboardInterrupt):
             raise
+        except HandlerLate:
+            what = f"{name}: {_CLEANUP} {self._why_late(budget_s)}"
+            return failure_of(self._identity, kind, what)
         except BaseException as raised:
-            name, kind = self._identity.name, FailureKind.CLEANUP_RAISED
-            if limit.expired():
-                what = f"{name}: {_CLEANUP} {self._why_late(budget_s)}"
-                return failure_of(self._identity, kind, what)
             if isinstance(raised, asyncio.CancelledError) and is_own_cancellation():
                 raise
             return failure_from(self._identity, kind, raised, f"{name}: {_CLEANUP} raised")
@@ -149,10 +155,3 @@ class SpecialMethods:
             return f"did not end within {budget_s:.3g} s"
         name = self._identity.name
         return f"could not begin within {budget_s:.3g} s: {name}.{before} still runs"
-
-
-async def _contained(work: Awaitable[Any]) -> Any:
-    try:
-        return await work
-    except GeneratorExit as error:
-        raise passable(error) from error

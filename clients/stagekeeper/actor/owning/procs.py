@@ -100,9 +100,10 @@ class ProcMeshControl:
         return {slot.index: slot.failure for slot in self._slots if slot.failure is not None}
 
     def start(self) -> None:
-        """Begin to start every process."""
+        """Begin to start every process, unless a stop was faster."""
         for slot in self._slots:
-            self._begin(slot)
+            if not self._is_expecting_end:
+                self._begin(slot)
 
     def _begin(self, slot: _Slot) -> None:
         slot.incarnation += 1

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from stagekeeper.actor.error_text import beginning, message_of
+from stagekeeper.actor.errors import MeshStopped
 from stagekeeper.actor.failing import cut_off, from_below
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
@@ -96,11 +99,25 @@ class Scope:
         self._is_answered = False
         self._is_open = False
         self._is_over = False
+        """Nothing is owned any more."""
+        self._adding = threading.Lock()
         self._runner: asyncio.Task[None] | None = None
 
     def add(self, mesh: OwnedMesh) -> None:
-        """Take a mesh into ownership, behind those that there are."""
-        self._meshes.append(mesh)
+        """Take a mesh into ownership, behind those that there are.
+
+        Raises:
+            MeshStopped: all that the owner owned has ended, and nobody would end this one.
+        """
+        with self._adding:
+            if self._is_over:
+                name = self.identity.name
+                raise MeshStopped(
+                    f"{name} has ended, and so has all that it owned: {mesh.mesh_name} is not "
+                    "spawned",
+                    mesh_name=mesh.mesh_name,
+                )
+            self._meshes.append(mesh)
 
     def remove(self, mesh: OwnedMesh) -> None:
         """Forget a mesh that was stopped."""
@@ -173,7 +190,6 @@ class Scope:
             self._runner.cancel()
             await asyncio.wait({self._runner})
         problems = await self._stop_meshes(end_at, failure)
-        self._is_over = True
         return self.take_open() + problems
 
     async def _stop_meshes(self, end_at: float, failure: MeshFailure | None) -> list[MeshFailure]:
@@ -206,7 +222,9 @@ class Scope:
                     await asyncio.wait({stop}, timeout=max(0.0, left_s + _GRACE_S))
                 if stops:
                     await asyncio.wait(stops)
-                if not self._meshes:  # an actor's thread may have spawned meanwhile
+                with self._adding:  # an actor's thread may have spawned meanwhile
+                    self._is_over = not self._meshes
+                if self._is_over:
                     break
             return [problem for stop in stops for problem in stop.result()]
         finally:
@@ -244,7 +262,7 @@ class Scope:
                 raise
             self._go_on(FailureKind.SUPERVISE_RAISED, failure, "raised CancelledError", error)
         except BaseException as error:
-            said = f"raised {type(error).__name__}: {error}"
+            said = f"raised {type(error).__name__}: {beginning(message_of(error), 1_000)}"
             self._go_on(FailureKind.SUPERVISE_RAISED, failure, said, error)
         else:
             if not is_handled:
