@@ -533,6 +533,31 @@ async def test_followed_log_gives_the_last_lines_and_what_comes(tmp_path):
     assert pieces == [["two"], ["three", "four"], ["last words"]]
 
 
+async def test_followed_log_that_was_emptied_is_read_from_its_beginning(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("one of many words\n")
+    lines = [
+        line
+        async for piece in _followed(log, at_first=lambda: log.write_text("new\n"))
+        for line in piece
+    ]
+    assert lines == ["one of many words", "new"]
+
+
+async def _followed(log, *, at_first):
+    looks = 0
+
+    def is_over() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            at_first()
+        return looks > 3
+
+    async for piece in follow(log, 9, is_over=is_over):
+        yield piece
+
+
 @pytest.mark.parametrize("ending", [b"\n", b""], ids=["finished", "unfinished"])
 @pytest.mark.parametrize("count", [1, 2, 699, 700, 701, 10_000])
 def test_exactly_the_last_lines_are_read_wherever_blocks_end(tmp_path, count, ending):

@@ -56,6 +56,7 @@ async def follow(
         elif not data and was_over:
             break
         elif not data:
+            offset = await asyncio.to_thread(_still_there, path, offset)
             await asyncio.sleep(_FOLLOW_INTERVAL_S)
     if rest := cutter.end():
         yield rest
@@ -138,6 +139,14 @@ def _begin_of_last(path: Path, count: int, *, whole_ones: bool) -> tuple[int, in
             return earliest, end
     except FileNotFoundError:
         return 0, 0
+
+
+def _still_there(path: Path, offset: int) -> int:
+    """Return where to read on: at the beginning of a log that was emptied meanwhile."""
+    try:
+        return offset if path.stat().st_size >= offset else 0
+    except FileNotFoundError:
+        return offset
 
 
 def _read(path: Path, offset: int, end: int | None = None) -> bytes:

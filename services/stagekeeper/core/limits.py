@@ -167,6 +167,10 @@ LONGEST_PROC_LEASE_S: Final = 3_600.0
 MOST_LINES_READ: Final = 10_000
 """Of a log at once; more are read as so many."""
 
+LARGEST_LOG_BYTES: Final = 512 * 1024 * 1024
+"""Of a stage's log on the disk: several times what is ever read of it at once. The beginning of a
+longer one is given up."""
+
 MOST_EVENTS: Final = 10_000
 """Of the newest events, in the snapshot of a watch."""
 

@@ -33,6 +33,7 @@ from stagekeeper.stage.activity import Activity
 from stagekeeper.stage.connect_calls import StageCalls
 from stagekeeper.stage.control_service import StageControlService
 from stagekeeper.stage.dispatch import Dispatcher
+from stagekeeper.stage.log_bound import keep_bounded
 from stagekeeper.stage.phases import PhaseRunner
 from stagekeeper.stage.program import ProgramUnusable, end_like
 from stagekeeper.stage.siblings import Siblings
@@ -126,6 +127,7 @@ class StageHost:
         )
         await control_server.start()
         _log.info("%s: the process %d has begun", _title(launch), os.getpid())
+        bounding = asyncio.create_task(keep_bounded(), name="bound the log")
         coming_up = asyncio.create_task(self._come_up(), name="come up")
         wanted = asyncio.create_task(self._ending.wait(), name="end wanted")
         await asyncio.wait({coming_up, wanted}, return_when=asyncio.FIRST_COMPLETED)
@@ -143,6 +145,8 @@ class StageHost:
             await asyncio.wait({wanted}, timeout=FAILURE_SHOWN_S)
         if self._command is not None and self._has_lost_program:
             code = await self._end_with_program(self._command)
+        bounding.cancel()
+        await asyncio.wait({bounding})
         await control_server.stop(0.2)
         _leave(code, is_idle=coming_up.done() and not self._activity.is_busy)
         return code
