@@ -52,9 +52,9 @@ class LoopProcess:
 
     async def bury(self) -> None:
         """Close what a dead process left open, so that nothing of it runs when it is collected."""
-        self.is_dead = False
         tasks: list[asyncio.Task[Any]] = []
         for _ in range(20):
+            self.is_dead = False  # also once more: what it had not run yet may be what ends it
             self.thaw()
             await asyncio.sleep(0.1)  # what has not begun can be cancelled only within
             tasks = [task for task in self._tasks if not task.done()]
