@@ -47,10 +47,10 @@ class Mesh:
         self.told.append(failure.kind)
         self.last = failure
 
-    def settle(self, *kinds: FailureKind, is_news: bool = False) -> None:
+    def settle(self, *kinds: FailureKind) -> None:
         for kind in kinds:
             failure = MeshFailure(id=f"a-{kind}", kind=kind, mesh_name="workers", ranks=(0,))
-            self.failures.settle(self.rank, failure, is_news=is_news)
+            self.failures.settle(self.rank, failure)
 
 
 @pytest.fixture
@@ -78,13 +78,18 @@ async def test_a_stall_is_told_once_and_the_end_after_it_as_well(mesh):
     assert mesh.told == [FailureKind.STALLED, FailureKind.GONE]
 
 
-async def test_an_owner_that_knows_is_told_only_of_what_is_news(mesh):
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [(FailureKind.GONE, False), (FailureKind.STALLED, False), (FailureKind.UNHANDLED, True)],
+)
+async def test_who_ends_a_rank_is_told_of_no_end_but_of_what_was_not_handled_in_it(
+    mesh, kind, is_told
+):
     mesh.failures.owner_knows(mesh.rank)
 
-    mesh.settle(FailureKind.STALLED)
-    assert mesh.told == []
-    mesh.settle(FailureKind.UNHANDLED, is_news=True)
-    assert mesh.told == [FailureKind.UNHANDLED]
+    mesh.settle(kind, kind)
+
+    assert mesh.told == [kind] * is_told
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ _NEVER_ASKED: Final = (
     FailureKind.UNHANDLED,
     FailureKind.SUPERVISE_RAISED,
 )
-"""What a stop does not ask for: errors that nobody else is told of."""
+"""What who ends a rank does not ask for: errors that nobody else is told of."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class RankFailures:
         return self._is_end_expected
 
     def owner_knows(self, rank: ActorRank) -> None:
-        """Tell the owner of no end of this incarnation: it knows, or wants it."""
+        """Take the end of this incarnation for known to the owner, or wanted by it."""
         self._told_of(rank).end = True
 
     def settle(
@@ -82,18 +82,13 @@ class RankFailures:
         rank: ActorRank,
         failure: MeshFailure,
         calls: Sequence[PendingCall] = (),
-        *,
-        is_news: bool = False,
     ) -> None:
         """Settle a rank's failure: callers first, then the owner, once.
 
         Args:
             calls: end with it, besides those that wait for the rank.
-            is_news: the owner does not know of this, though it knows of the end.
         """
         told = self._told_of(rank)
-        if is_news:
-            told.end = False
         if failure.kind is FailureKind.UNDELIVERABLE:
             if not (told.undelivered or self._is_end_expected):
                 told.undelivered = True
@@ -114,9 +109,9 @@ class RankFailures:
         rank.fail(failure, calls)
         self.known_ends.add(rank.actor_id, failure)
         told = self._told_of(rank)
-        is_asked = self._is_end_expected and failure.kind not in _NEVER_ASKED
-        if not (told.end or is_asked):
-            told.end = True
+        is_known = told.end or self._is_end_expected
+        told.end = True
+        if not is_known or failure.kind in _NEVER_ASKED:
             self.tell(failure)
         for endpoint, sender in rank.take_late_casts():
             self.undelivered(rank, endpoint, sender)

@@ -96,7 +96,7 @@ class RankStops:
         failure = failure_from_proto(answer.cleanup_failure)
         if failure.kind is FailureKind.CLEANUP_RAISED:
             return [failure]
-        self._failures.settle(rank, failure, is_news=True)
+        self._failures.settle(rank, failure)
         return []
 
     async def _settled(self, rank: ActorRank, budget_s: float) -> None:
