@@ -74,7 +74,9 @@ HTTP_SERVER = (sys.executable, "-u", "-m", "http.server", "{port}", "--bind", "1
 
 
 async def test_a_http_server_serves_and_is_stopped() -> None:
-    async with Command(*HTTP_SERVER, ready=Probe(HTTP, "/"), canary=Probe(HTTP, "/")) as stage:
+    drain = DrainSpec(budget_s=0.1, metric="running", path="/")
+    command = Command(*HTTP_SERVER, ready=Probe(HTTP, "/"), canary=Probe(HTTP, "/"), drain=drain)
+    async with command as stage:
         state = await stage.ready()
 
         found = {it.name: (it.protocol, it.url) for it in state.addresses}
@@ -87,6 +89,7 @@ async def test_a_http_server_serves_and_is_stopped() -> None:
         await stage.end(budget_s=20)
         assert await stage.ended() == 0
         assert "SIGTERM to python" in stage.output
+        assert "not told: GET / answered 200, and has no running" in stage.output
         assert '"GET / HTTP/1.1" 200' in stage.output  # its own output is the stage's log
 
 
@@ -133,7 +136,7 @@ async def test_a_server_that_ignores_sigterm_goes_with_all_that_it_started() -> 
 
         await stage.end(budget_s=2)
         assert await stage.ended() == 0
-        assert "work is in flight still" in stage.output
+        assert "work is in flight still (running is 2)" in stage.output
         assert "what was left of python" in stage.output
         assert [identity_of(pid) for pid in pids] != grandchildren
         assert all(identity_of(pid) not in grandchildren for pid in pids)

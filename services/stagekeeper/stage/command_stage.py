@@ -210,21 +210,32 @@ class CommandStage(Stage):
         if not drain.metric or self.is_follower:
             await self._wait_until(give_up_at)
             return
+        count: float | str = ""
         while not self.program.has_ended and time.monotonic() < give_up_at():
-            if await self._in_flight(drain) == 0:
+            count = await self._in_flight(drain)
+            if count == 0:
                 return
             next_at = time.monotonic() + _METRIC_INTERVAL_S
             await self._wait_until(lambda at=next_at: min(at, give_up_at()))  # type: ignore[misc]
-        if not self.program.has_ended:
-            _log.warning("work is in flight still, and is given up")
+        if self.program.has_ended:
+            return
+        if isinstance(count, str):
+            _log.warning("how much is in flight was not told: %s", count or "no time was left")
+        else:
+            _log.warning("work is in flight still (%s is %g), and is given up", drain.metric, count)
 
-    async def _in_flight(self, drain: DrainSpec) -> float | None:
-        """Return how much the program says that it works on; None when it does not say."""
+    async def _in_flight(self, drain: DrainSpec) -> float | str:
+        """Return how much the program says that it works on; a text says why it does not."""
         try:
             answer = await self._looks.http(drain.port, drain.path, LOOK_TIMEOUT_S)
-        except (OSError, NotHttp, TimeoutError):
-            return None
-        return metric_sum(answer.text, drain.metric)
+        except TimeoutError:
+            return f"GET {drain.path} was not answered within {LOOK_TIMEOUT_S:g} s"
+        except (OSError, NotHttp) as error:
+            return f"GET {drain.path}: {error}"
+        count = metric_sum(answer.text, drain.metric)
+        if count is None:
+            return f"GET {drain.path} answered {answer.status}, and has no {drain.metric}"
+        return count
 
     # --- waiting
 
