@@ -131,6 +131,30 @@ async def test_plain_code_can_wait_for_other_actors(tree):
     assert await plain.ask.call_one(worker, 1, 2) == 3
 
 
+async def test_who_awaits_a_mesh_on_a_loop_of_another_thread_is_told_so(tree):
+    worker = this_proc().spawn("worker", Worker)
+
+    def elsewhere(ask: Any) -> None:
+        async def run() -> None:
+            async with asyncio.timeout(SOON_S):
+                await ask()
+
+        with pytest.raises(RuntimeError, match=r"say context\(\).wait"):
+            asyncio.run(run())
+
+    values = worker.count.stream(3)
+    for ask in (
+        partial(worker.add.call_one, 1, 2),
+        partial(worker.add.call, 1, 2),
+        values.__anext__,
+        worker.ready,
+        worker.stop,
+        this_proc().ready,
+    ):
+        await asyncio.to_thread(elsewhere, ask)
+    assert await worker.add.call_one(1, 2) == 3
+
+
 async def test_context_says_rank_mesh_incarnation_and_owner(tree, procs):
     manager = procs[0:1].spawn("manager", Manager)
     workers = await manager.mesh.call_one()
@@ -476,9 +500,11 @@ async def test_an_init_that_raises_fails_the_rank_and_all_that_wait_for_it(tree,
         await broken.ready(LONG_S)
     with pytest.raises(MeshError):  # as broken as before; whoever awaits is told, and nobody else
         await failure.respawn()
-    gate.touch()
     (again,) = broken.failures.values()
     assert again.incarnations == (2,)
+    gate.touch()
+    await failure.respawn()  # tried again with what the owner has: the failure that it was told of
+    assert await broken.add.call_one(1, 2) == 3
 
 
 @pytest.mark.parametrize("code", [0, 3])

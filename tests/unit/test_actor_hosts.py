@@ -10,6 +10,7 @@ import pytest
 from stagekeeper.actor import Actor, endpoint, root
 from stagekeeper.actor.hosts import HostMesh, ProcMesh
 from stagekeeper.actor.owning.scope import checked_budget_s
+from stagekeeper.wire.actor_limits import LONGEST_PEER_WAIT_S
 
 
 class Worker(Actor):
@@ -51,8 +52,27 @@ def test_names_and_numbers_that_are_none_are_told_as_that():
         hosts.spawn_procs(0)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_in_flight": -1}, "max_in_flight is from 0 to 65,536, not -1"),
+        ({"max_in_flight": 1.5}, "max_in_flight is a whole number, not 1.5"),
+        ({"stall_after_s": float("nan")}, "stall_after_s is from 0 to 31,536,000, not nan"),
+        ({"stall_after_s": "5"}, "stall_after_s is a number of seconds, not '5'"),
+        ({"is_group": 1}, "is_group is True or False, not 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_told_as_that(options, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        procs().options(**options)
+    assert procs().options(is_group=True, stall_after_s=5, max_in_flight=0).size == 1
+
+
 def test_a_budget_is_0_or_more():
     assert checked_budget_s(None) == 10.0 and checked_budget_s(0) == 0.0
+    assert checked_budget_s(float("inf")) == LONGEST_PEER_WAIT_S, "what the other end takes"
+    with pytest.raises(TypeError, match="a number of seconds, not '5'"):
+        checked_budget_s(cast(Any, "5"))
     for budget_s in (-0.1, float("nan")):
         with pytest.raises(ValueError, match="0 seconds or more"):
             checked_budget_s(budget_s)

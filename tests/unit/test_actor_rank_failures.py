@@ -18,6 +18,9 @@ class Keeper:
     mesh_id = "m"
     mesh_name = "workers"
 
+    def check_thread(self) -> None:
+        return None
+
     def on_loop(self, work: Any) -> None:
         work()
 

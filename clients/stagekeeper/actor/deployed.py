@@ -52,11 +52,13 @@ class StageRank:
         self._name = name
 
     def call(self, endpoint: str, payload: Payload) -> asyncio.Future[Payload]:
+        self._program.check_thread()
         future = ReplyFuture()
         self._send(future, endpoint, payload)
         return future
 
     def stream(self, endpoint: str, payload: Payload) -> ReplyStream:
+        self._program.check_thread()
         stream = ReplyStream()
         self._send(stream, endpoint, payload)
         return stream

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.entrypoint import entrypoint_of
@@ -31,6 +31,7 @@ from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.actor.program import Program, current_program
 from stagekeeper.actor.selection import Index, selected_ranks
+from stagekeeper.wire.actor_limits import LONGEST_PEER_WAIT_S, MOST_CONNECTION_CALLS
 from stagekeeper.wire.payload import PayloadError, encode_arguments
 
 _log = logging.getLogger("stagekeeper.actor")
@@ -95,13 +96,20 @@ class ProcMesh:
         stall_after_s: float | None = None,
         max_in_flight: int | None = None,
     ) -> ProcMesh:
-        """Return the same processes, on which meshes are spawned with these options."""
+        """Return the same processes, on which meshes are spawned with these options.
+
+        Raises:
+            TypeError: a value is of another type.
+            ValueError: a number makes no sense.
+        """
         given = {
             "is_group": is_group,
             "stall_after_s": stall_after_s,
             "max_in_flight": max_in_flight,
         }
         changed = {name: value for name, value in given.items() if value is not None}
+        for name, value in changed.items():
+            _check_option(name, value)
         return ProcMesh(self._program, self._procs, replace(self._options, **cast(Any, changed)))
 
     def spawn(
@@ -167,6 +175,7 @@ class ProcMesh:
             MeshError: some did not come up.
             TimeoutError: not all are up in time; they go on coming up.
         """
+        self._program.check_thread()
         failed: dict[int, Exception] = {}
         async with asyncio.timeout(timeout_s):
             for rank in range(self.size):
@@ -337,6 +346,22 @@ def _owner() -> Scope:
             "actor's own code (threads and callbacks of other libraries are nobody's)"
         )
     return scope
+
+
+_OPTIONS: Final[Mapping[str, tuple[tuple[type, ...], str, float]]] = {
+    "is_group": ((bool,), "True or False", 1),
+    "stall_after_s": ((int, float), "a number of seconds", LONGEST_PEER_WAIT_S),
+    "max_in_flight": ((int,), "a whole number", MOST_CONNECTION_CALLS),
+}
+"""Of each option its types, what that is, and its largest value."""
+
+
+def _check_option(name: str, value: Any) -> None:
+    types, what, most = _OPTIONS[name]
+    if type(value) not in types:  # True is no number
+        raise TypeError(f"{name} is {what}, not {value!r:.80}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} is from 0 to {most:,.0f}, not {value}")
 
 
 def _checked_name(name: str) -> str:

@@ -35,7 +35,9 @@ def check_is_owner(program: Program, owner: Scope, name: str) -> None:
 
     Raises:
         NotOwner: it is another's, or nobody's.
+        RuntimeError: it runs in another thread than the loop's.
     """
+    program.check_thread()
     asks = current_scope.get() or program.root_scope
     if asks is not owner:
         who = "nobody's code" if asks is None else asks.identity.name
@@ -140,6 +142,7 @@ class ActorMesh:
             MeshStopped: it was stopped.
             TimeoutError: not all are up in time; they go on coming up.
         """
+        self._program.check_thread()
         ranks = [self._keeper.ranks[rank] for rank in self._selected]
         async with asyncio.timeout(timeout_s):
             await self._keeper.settled(ranks)
@@ -155,6 +158,7 @@ class ActorMesh:
 
     async def places(self, timeout_s: float | None = None) -> Mapping[int, Place]:
         """Return where the ranks that are up are, by rank, once each is up or has failed."""
+        self._program.check_thread()
         ranks = [self._keeper.ranks[rank] for rank in self._selected]
         async with asyncio.timeout(timeout_s):
             await self._keeper.settled(ranks)

@@ -171,6 +171,19 @@ class Program:
 
     # --- from other threads
 
+    def check_thread(self) -> None:
+        """Check that the code that asks runs on the loop: its futures are of no other one.
+
+        Raises:
+            RuntimeError: it runs in another thread, on a loop of its own for instance.
+        """
+        if threading.get_ident() != self._thread_id:
+            raise RuntimeError(
+                "a mesh is awaited on the event loop of its process, and this is another thread: "
+                "say context().wait(…) in an actor's plain code, and not asyncio.run(…); "
+                "asyncio.run_coroutine_threadsafe(…, loop) in threads that you started"
+            )
+
     def on_loop(self, work: Callable[[], object]) -> None:
         """Run `work` in the loop: at once from its own thread, as soon as can be from others."""
         assert self._loop is not None

@@ -198,6 +198,10 @@ class ActorMeshControl:
         """A message without an answer was for a rank that has failed."""
         self._failures.undelivered(rank, endpoint, sender)
 
+    def check_thread(self) -> None:
+        """Check that the code that asks runs on the loop."""
+        self._program.check_thread()
+
     def on_loop(self, work: Callable[[], object]) -> None:
         """Run `work` in the loop's thread."""
         self._program.on_loop(work)
@@ -206,7 +210,12 @@ class ActorMeshControl:
         """A call waits for a rank: it is being brought up already."""
 
     def _tell(self, failure: MeshFailure) -> None:
-        self._scope.deliver(failure.attached(self.mesh, self._respawns.respawn))
+        self._scope.deliver(failure.attached(self.mesh, self.respawn))
+
+    async def respawn(self, failure: MeshFailure) -> None:
+        """Put new actors where these failed; see `MeshFailure.respawn`."""
+        self._program.check_thread()
+        await self._respawns.respawn(failure)
 
     # --- for others
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from stagekeeper.actor.errors import MeshStopped
+from stagekeeper.actor.errors import Died, MeshError, MeshStopped
 from stagekeeper.actor.failing import as_of_rank, seen_now
 from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
@@ -240,16 +240,21 @@ class ProcMeshControl:
             await slot.ready.wait()
 
     async def respawn(self, failure: MeshFailure) -> None:
-        """Put new processes in the places of those that failed."""
+        """Put new processes in the places of those that failed; see `MeshFailure.respawn`."""
+        self._program.check_thread()
         ids = [
             slot.instance_id
             for slot in self._slots
             if slot.index in failure.ranks and slot.failure is not None
         ]
         await self.replace_ended(ids)
-        for slot in self._slots:
-            if slot.index in failure.ranks and slot.failure is not None:
-                raise ProcFailed(slot.failure)
+        problems: dict[int, Exception] = {
+            slot.index: Died(slot.failure, rank=slot.index)
+            for slot in self._slots
+            if slot.index in failure.ranks and slot.failure is not None
+        }
+        if problems and not self._is_expecting_end:
+            raise MeshError(f"{self.mesh_name} was not respawned", problems, {})
 
     def _slot_of(self, instance_id: str) -> _Slot | None:
         return next((slot for slot in self._slots if slot.instance_id == instance_id), None)

@@ -52,6 +52,14 @@ class Keeper(Protocol):
     @property
     def mesh_name(self) -> str: ...
 
+    def check_thread(self) -> None:
+        """Check that the code that asks runs on the loop.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        ...
+
     def on_loop(self, work: Callable[[], object]) -> None:
         """Run `work` in the loop's thread: at once from there, as soon as can be from others."""
         ...
@@ -102,12 +110,14 @@ class ActorRank:
 
     def call(self, endpoint: str, payload: Payload) -> asyncio.Future[Payload]:
         """Send a call that is answered once."""
+        self._keeper.check_thread()
         future = ReplyFuture()
         self._send(future, endpoint, payload, sender_name())
         return future
 
     def stream(self, endpoint: str, payload: Payload) -> ReplyStream:
         """Send a call that is answered any number of times."""
+        self._keeper.check_thread()
         stream = ReplyStream()
         self._send(stream, endpoint, payload, sender_name())
         return stream

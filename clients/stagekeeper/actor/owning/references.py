@@ -50,6 +50,10 @@ class ReferenceKeeper:
         self._seeking: asyncio.Task[None] | None = None
         self._tasks = mesh_tasks(f"reference {name}")
 
+    def check_thread(self) -> None:
+        """Check that the code that asks runs on the loop."""
+        self._program.check_thread()
+
     def on_loop(self, work: Callable[[], object]) -> None:
         """Run `work` in the loop's thread."""
         self._program.on_loop(work)

@@ -49,6 +49,8 @@ class Respawns:
         self._failures = failures
         self._stops = stops
         self._bring_up = bring_up
+        self._not_back: dict[int, set[int]] = {}
+        """By rank, the lives since the last good one: those that a respawn was to follow."""
         self._turn = asyncio.Lock()
         self._tasks = mesh_tasks(f"respawn {plan.name}")
 
@@ -82,7 +84,7 @@ class Respawns:
             failed = [
                 self._ranks[number]
                 for number, incarnation in zip(failure.ranks, failure.incarnations, strict=True)
-                if self._ranks[number].incarnation == incarnation
+                if self._is_due(self._ranks[number], incarnation)
             ]
             if not failed or self._failures.expects_end():
                 return {}
@@ -104,7 +106,19 @@ class Respawns:
                     rank.stopped()
                 return {}
             await asyncio.gather(*map(self._bring_up, ranks))
+            for rank in ranks:
+                if rank.failure is None:
+                    self._not_back.pop(rank.rank, None)
+                else:
+                    self._not_back.setdefault(rank.rank, set()).add(rank.incarnation - 1)
             return {rank.rank: rank.failure for rank in ranks if rank.failure is not None}
+
+    def _is_due(self, rank: ActorRank, incarnation: int) -> bool:
+        """Return whether this life of a rank is its last, or no respawn since brought it back."""
+        if rank.incarnation == incarnation:
+            return True
+        is_down = rank.state is RankState.FAILED
+        return is_down and incarnation in self._not_back.get(rank.rank, ())
 
     async def _end_old(
         self, ranks: list[ActorRank], stalled: list[ActorRank], failure: MeshFailure

@@ -23,6 +23,7 @@ from stagekeeper.actor.errors import MeshStopped
 from stagekeeper.actor.failing import cut_off, from_below
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.identity import ActorIdentity
+from stagekeeper.wire.actor_limits import LONGEST_PEER_WAIT_S
 from stagekeeper.wire.error_details import is_own_cancellation
 
 if TYPE_CHECKING:
@@ -296,16 +297,19 @@ current_scope: ContextVar[Scope | None] = ContextVar("stagekeeper_scope", defaul
 
 
 def checked_budget_s(budget_s: float | None) -> float:
-    """Return what a stop may take, the default for None.
+    """Return what a stop may take, the default for None; infinity is as long as anybody waits.
 
     Raises:
+        TypeError: it is no number.
         ValueError: it is below 0.
     """
     if budget_s is None:
         return DEFAULT_STOP_BUDGET_S
+    if not isinstance(budget_s, (int, float)):
+        raise TypeError(f"a stop has a number of seconds, not {budget_s!r:.80}")
     if not budget_s >= 0.0:
         raise ValueError(f"a stop has 0 seconds or more, not {budget_s}")
-    return float(budget_s)
+    return min(float(budget_s), LONGEST_PEER_WAIT_S)
 
 
 def sender_name() -> str:
