@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -129,8 +130,6 @@ async def held() -> AsyncIterator[Held]:
         )
         await wait_for(it._is_settled, "the start is settled")
         yield it
-        log = (home.path / "agent.log").read_text(errors="replace")
-        assert "bug" not in log and "Traceback" not in _without_undecodable(log), log[-5_000:]
         await process.end()
 
 
@@ -139,17 +138,30 @@ def _without_undecodable(log: str) -> str:
     return "".join(part for part in log.split("\n\n") if "DecodeError" not in part)
 
 
-async def endure(method: MethodDescriptor, effort: Effort) -> dict[str, int]:
-    async with held() as it, channel_to(it.overseer.last.agent_address) as channel:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def agent() -> AsyncIterator[Held]:
+    """One for all rpcs: what any of them did to it, the next would meet."""
+    async with held() as it:
+        yield it
+
+
+async def endure(method: MethodDescriptor, effort: Effort, it: Held) -> dict[str, int]:
+    log = it.home.path / "agent.log"
+    read = log.stat().st_size
+    async with channel_to(it.overseer.last.agent_address) as channel:
         target = Target(
             channel, method, lambda: it.sound(method), it.state, it.answered, is_undone=True
         )
-        return await target.endure(effort)
+        reasons = await target.endure(effort)
+    wrote = log.read_bytes()[read:].decode(errors="replace")
+    assert "bug" not in wrote and "Traceback" not in _without_undecodable(wrote), wrote[-5_000:]
+    return reasons
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("method", METHODS, ids=label)
-async def test_nonsense_is_answered_or_refused_with_a_reason_and_changes_nothing(method):
-    reasons = await endure(method, QUICK)
+async def test_nonsense_is_answered_or_refused_with_a_reason_and_changes_nothing(method, agent):
+    reasons = await endure(method, QUICK, agent)
     print(label(method), reasons)
     assert reasons["TOO_LARGE"] > 0
     if method.input_type.fields and method.name != "DrainWorker":
@@ -157,7 +169,8 @@ async def test_nonsense_is_answered_or_refused_with_a_reason_and_changes_nothing
 
 
 @pytest.mark.soak
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("method", METHODS, ids=label)
-async def test_much_nonsense_is_answered_or_refused_with_a_reason(method):
-    await endure(method, LONG)
+async def test_much_nonsense_is_answered_or_refused_with_a_reason(method, agent):
+    await endure(method, LONG, agent)
