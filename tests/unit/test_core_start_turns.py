@@ -186,6 +186,29 @@ def test_what_lies_on_one_worker_waits_for_nobody_and_nobody_waits_for_it() -> N
     assert turns.begun == ["a", "b", "c"]
 
 
+def test_a_start_that_its_agent_keeps_back_says_whom_it_comes_after() -> None:
+    """An agent starts stages one after another on a card, and tells nothing of what waits."""
+    turns = Turns(cards={"w1": 1})
+    starts = {}
+    for name, spec in (
+        ("a", sharded((1, (0,), 0.1))),
+        ("b", sharded((1, (0,), 0.1))),
+        ("c", sharded((1, (), 0.0))),
+    ):
+        commands = turns.note(turns.world.deploy_commands(replace(spec, name=name)))
+        starts[name] = only(StartOperation, commands)[0].start
+    assert turns.begun == ["a", "b", "c"]
+    assert "after a replica 0, which starts on a card of both" in turns.reason("b")
+    assert "after" not in turns.reason("a") + turns.reason("c")
+
+    turns.hold(starts["b"], _S.STARTING)
+    assert "after" not in turns.reason("b"), "it has begun"
+    del turns.held["w1"][starts["b"].operation_id]
+    turns.report("w1")
+    turns.come_up(starts["a"])
+    assert "after" not in turns.reason("b")
+
+
 def test_another_life_of_its_worker_ends_no_start_that_has_yet_to_begin() -> None:
     turns = Turns()
     first = turns.deploy("a")

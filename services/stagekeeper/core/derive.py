@@ -36,6 +36,7 @@ class ReplicaContext:
         is_deleting: its deployment is being deleted.
         starting_on: the workers on which an operation starts it, for people; None when none does.
         waits_for: the replica whose start has to be over before that operation begins; None: none.
+        behind: a replica whose start was begun before on a card of both; None: none.
         is_decided: that operation is being committed, whatever comes.
         is_committed: it was committed, and only a worker's report is missing.
         note: why its last start failed in this reign; None when it did not.
@@ -49,6 +50,7 @@ class ReplicaContext:
     is_deleting: bool = False
     starting_on: str | None = None
     waits_for: ReplicaKey | None = None
+    behind: ReplicaKey | None = None
     is_decided: bool = False
     is_committed: bool = False
     note: FailureNote | None = None
@@ -137,8 +139,8 @@ def _told(failure: Failure) -> str:
     return f"its last recorded failure, on worker {failure.origin.worker_id}: {failure.message}"
 
 
-def _of_start(context: ReplicaContext) -> tuple[str, NextAction]:
-    """Explain a start of this reign."""
+def _of_start(context: ReplicaContext, *, is_begun: bool = False) -> tuple[str, NextAction]:
+    """Explain a start of this reign; `is_begun` when all of its stages are under way."""
     if context.is_committed:
         reason = f"it was committed on {context.starting_on}, whose report is awaited"
         return reason, next_action.REPORT_AWAITED
@@ -147,6 +149,9 @@ def _of_start(context: ReplicaContext) -> tuple[str, NextAction]:
     reason = f"it starts on {context.starting_on}"
     if context.waits_for is not None:
         reason += f" after {context.waits_for}, which has shards on the same cards"
+        return reason, next_action.STARTS_LATER
+    if context.behind is not None and not is_begun:
+        reason += f" after {context.behind}, which starts on a card of both"
         return reason, next_action.STARTS_LATER
     return reason, next_action.STARTS
 
@@ -258,7 +263,7 @@ def _verdict(
         action = next_action.of_leaving(shards, is_recovering=context.is_recovering)
         return ReplicaState.DRAINING, "its deployment was deleted", action
     if context.starting_on is not None:
-        reason, action = _of_start(context)
+        reason, action = _of_start(context, is_begun=not findings.missing)
         silence = next_action.of_silence(shards)
         action = silence if silence.text else action
         return ReplicaState.STARTING, f"{reason}; {sentence}", action

@@ -92,6 +92,7 @@ class Operation:
         targets: for each of its workers that has registered with this reign the life that it was in
             then.
         waits_for: another start that has to be over before this one is handed out; None: none has.
+        behind: another start that its agent, as far as is known, lets go first on a card of both.
         is_running: it is being reserved and started, or joined where it is under way.
         started_at: since when all of its stages are up; None before.
         is_decided: it is committed, whatever comes: this is never taken back.
@@ -105,6 +106,7 @@ class Operation:
     start: ReplicaStart
     targets: dict[WorkerId, AgentTarget] = field(default_factory=dict)
     waits_for: ReplicaKey | None = None
+    behind: ReplicaKey | None = None
     is_running: bool = False
     started_at: float | None = None
     is_decided: bool = False
@@ -135,7 +137,7 @@ class OperationBook:
 
     `spanning` are those of several workers.
     `condemned` are starts that were decided and lost a part: what is committed of them is stopped.
-    `waiting` are those that wait for another one.
+    `waiting` are those that wait for another one, `behind` those that were handed out and may.
     """
 
     supervisor_id: str
@@ -147,6 +149,7 @@ class OperationBook:
     spanning: dict[OperationId, None] = field(default_factory=dict)
     condemned: dict[OperationId, ReplicaStart] = field(default_factory=dict)
     waiting: dict[OperationId, None] = field(default_factory=dict)
+    behind: dict[OperationId, None] = field(default_factory=dict)
 
     def mint(self, epoch: Epoch) -> tuple[OperationId, Generation]:
         """Return a fresh operation id and the generation that belongs to it."""
@@ -177,6 +180,7 @@ class OperationBook:
         start = operation.start
         del self.by_id[start.operation_id]
         self.waiting.pop(start.operation_id, None)
+        self.behind.pop(start.operation_id, None)
         self.spanning.pop(start.operation_id, None)
         del self.by_replica[start.replica]
         _drop(self.by_deployment, start.replica.deployment, start.operation_id)

@@ -113,6 +113,7 @@ def context_of(cluster: Cluster, key: ReplicaKey) -> ReplicaContext:
     if operation is not None:
         context.starting_on = operation.start.where
         context.waits_for = operation.waits_for
+        context.behind = operation.behind
         context.is_decided = operation.is_decided
         context.is_committed = operation.committed_at is not None
     return context

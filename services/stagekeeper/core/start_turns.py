@@ -46,6 +46,29 @@ def start_ahead(cluster: Cluster, operation: Operation) -> Operation | None:
     return None
 
 
+def start_before(cluster: Cluster, operation: Operation) -> Operation | None:
+    """Return the oldest start that an agent has begun before this one on a card of both; or None.
+
+    For people: an agent starts stages one after another on a card, and says nothing of one that it
+    has not begun.
+    """
+    start = operation.start
+    for part in start.parts:
+        cards = _cards_of(start, part.worker_id)
+        for other in cluster.operations.of_worker(part.worker_id) if cards else ():
+            if other.start.generation >= start.generation:
+                break
+            is_over = other.is_decided or other.is_cancelled or not other.is_running
+            if not is_over and not cards.isdisjoint(_cards_of(other.start, part.worker_id)):
+                return other
+    return None
+
+
+def _cards_of(start: ReplicaStart, worker_id: WorkerId) -> frozenset[DeviceId]:
+    stages = start.part_of(worker_id).stages
+    return frozenset(device_id for stage in stages for device_id in stage.device_ids)
+
+
 def gang_cards(cluster: Cluster, start: ReplicaStart) -> frozenset[_CardKey]:
     """Return the cards of those stages of a start that have shards on several workers.
 

@@ -40,7 +40,7 @@ from stagekeeper.core.start_reports import (
     unreported,
     without_address,
 )
-from stagekeeper.core.start_turns import start_ahead
+from stagekeeper.core.start_turns import start_ahead, start_before
 from stagekeeper.core.states import OperationState, ShardState, WorkerState
 from stagekeeper.core.worker_news import log_stop
 from stagekeeper.core.workers import Worker
@@ -86,6 +86,8 @@ def take_turns(cluster: Cluster) -> None:
         operation = cluster.operations.by_id[operation_id]
         if _has_turn(cluster, operation):
             advance(cluster, operation)
+    for operation_id in list(cluster.operations.behind):
+        _note_before(cluster, cluster.operations.by_id[operation_id])
 
 
 def worker_reported(cluster: Cluster, worker: Worker) -> None:
@@ -298,6 +300,19 @@ def _has_turn(cluster: Cluster, operation: Operation) -> bool:
     return waits_for is None
 
 
+def _note_before(cluster: Cluster, operation: Operation) -> None:
+    """Note which start its agent has begun before, for as long as there is one."""
+    before = start_before(cluster, operation)
+    behind = None if before is None else before.start.replica
+    if behind is None:
+        cluster.operations.behind.pop(operation.operation_id, None)
+    else:
+        cluster.operations.behind[operation.operation_id] = None
+    if behind != operation.behind:
+        operation.behind = behind
+        cluster.touched[operation.start.replica] = None
+
+
 def _carry_out(cluster: Cluster, operation: Operation) -> None:
     start = operation.start
     if start.generation.epoch.supervisor_id == cluster.epoch.supervisor_id:
@@ -308,6 +323,7 @@ def _carry_out(cluster: Cluster, operation: Operation) -> None:
     told += f"(operation {start.operation_id})"
     operation.is_running = True
     cluster.touched[start.replica] = None
+    _note_before(cluster, operation)
     cluster.log(EventKind.START_BEGAN, told, of_replica(start.replica, start.worker_ids[0]))
     stops = leftovers(cluster, start.replica, but=start.operation_id)
     for stop in stops:
