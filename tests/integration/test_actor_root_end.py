@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
 import stagekeeper.actor as public
-from stagekeeper.actor import Actor, MeshFailure, UnhandledFault, endpoint, root, this_proc
+from stagekeeper.actor import (
+    Actor,
+    MeshFailure,
+    UnhandledFault,
+    endpoint,
+    root,
+    this_proc,
+    tree_root,
+)
+from stagekeeper.actor.owning import rank_stops
 from stagekeeper.actor.testing import tree
 
 
@@ -19,6 +29,34 @@ class Messy(Actor):
 
     def __cleanup__(self, exc: BaseException | None) -> None:
         raise OSError("no space left")
+
+
+class Slow(Actor):
+    """Ends when it is cancelled, and not before."""
+
+    def __init__(self, ended: str) -> None:
+        self.ended = Path(ended)
+
+    @endpoint
+    async def step(self) -> int:
+        return 1
+
+    async def __cleanup__(self, exc: BaseException | None) -> None:
+        if self.ended.name == "slow":
+            await asyncio.sleep(3_600)
+        self.ended.touch()
+
+
+async def test_who_is_cancelled_while_the_tree_ends_leaves_nothing_of_it(monkeypatch, tmp_path):
+    for module, name in ((tree_root, "_LAST_S"), (rank_stops, "_GRACE_S")):
+        monkeypatch.setattr(module, name, 0.1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1) as limit, root(stop_budget_s=3_600):
+            tidy = this_proc().spawn("tidy", Slow, str(tmp_path / "tidy"))
+            slow = this_proc().spawn("slow", Slow, str(tmp_path / "slow"))
+            assert await tidy.step.call_one() + await slow.step.call_one() == 2
+            limit.reschedule(asyncio.get_running_loop().time() + 0.1)
+    assert (tmp_path / "tidy").exists()
 
 
 async def leave_by(error: BaseException | None, told: list[MeshFailure]) -> None:

@@ -108,6 +108,18 @@ def test_a_fault_at_the_top_is_printed_once_and_anything_else_by_the_hook_before
     assert own_excepthook == [other]
 
 
+def test_what_left_the_tree_before_the_fault_is_printed_too(own_excepthook, capsys):
+    install_excepthook()
+    fault, left_by = UnhandledFault(FAILURE), ValueError("the program's own")
+    fault.__context__ = left_by
+    sys.excepthook(type(fault), fault, None)
+    assert capsys.readouterr().err == f"unhandled failure\n{FAILURE}\n"
+    assert own_excepthook == [left_by]
+    fault.__context__ = asyncio.CancelledError()  # by the fault itself
+    sys.excepthook(type(fault), fault, None)
+    assert own_excepthook == [left_by]
+
+
 def test_what_the_hook_raised_itself_is_printed_with_the_tree(own_excepthook, capsys):
     install_excepthook()
     fault = UnhandledFault(FAILURE)

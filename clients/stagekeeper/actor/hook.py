@@ -9,6 +9,7 @@ handled is printed once, as its tree, and never lost in a traceback.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 import threading
@@ -77,6 +78,10 @@ def install_excepthook() -> None:
         ) -> None:
             if isinstance(error, UnhandledFault):
                 _tell(error)
+                left_by = error.__context__
+                if left_by is not None and not isinstance(left_by, asyncio.CancelledError):
+                    # It ended the program already, and the tree's end brought the fault.
+                    before(type(left_by), left_by, left_by.__traceback__)
             else:
                 before(cls, error, trace)
 

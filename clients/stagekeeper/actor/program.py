@@ -30,6 +30,7 @@ from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.owning.known_ends import KnownEnds
 from stagekeeper.actor.owning.references import ReferenceKeeper
 from stagekeeper.actor.owning.scope import Scope
+from stagekeeper.actor.owning.stop_report import StopReport
 from stagekeeper.actor.place import Place
 from stagekeeper.host.oom import OomWitness, RecentKills
 from stagekeeper.host.server import Server
@@ -62,6 +63,8 @@ class AdoptedMesh(Protocol):
     async def places(self) -> list[actor_service_pb2.RankPlace]: ...
 
     async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None: ...
+
+    async def stop(self, budget_s: float) -> StopReport: ...
 
 
 @runtime_checkable
@@ -215,6 +218,10 @@ class Program:
     def adopt(self, mesh: AdoptedMesh) -> None:
         """Answer for a mesh from now on; from any thread."""
         self._meshes[mesh.mesh_id] = mesh
+
+    async def end_meshes(self) -> None:
+        """Have no more patience with any mesh, whoever owns it: stop all of them at once."""
+        await asyncio.gather(*(mesh.stop(0.0) for mesh in list(self._meshes.values())))
 
     def forget(self, mesh_id: str, ends: KnownEnds | None = None) -> None:
         """The mesh was stopped; whoever asks how a process of it ended is told by `ends`."""

@@ -53,6 +53,8 @@ SomeActor = TypeVar("SomeActor", bound=Actor)
 _log = logging.getLogger("stagekeeper.actor")
 
 _WARDEN_LIMIT_S: Final = 5.0
+_LAST_S: Final = 2.0
+"""For actors of this process that were to have ended before."""
 
 
 class Root:
@@ -122,7 +124,7 @@ class Root:
         self._leave_sigterm()
         self._is_left_on_purpose = _is_purpose(exc if self._fault is None else self._fault)
         try:
-            await self._end()
+            await self._end_whole()
         finally:
             set_current_program(None)
             try:
@@ -142,6 +144,16 @@ class Root:
             self._task.uncancel()
         raise self._fault
 
+    async def _end_whole(self) -> None:
+        """End the tree, in order; at once when whoever waits for that is cancelled."""
+        ending = asyncio.create_task(self._end(), name="end of the tree")
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            hurried = asyncio.create_task(self._program.end_meshes(), name="end at once")
+            await asyncio.shield(asyncio.gather(ending, hurried))
+            raise
+
     async def _end(self) -> None:
         await self._scope.drained()
         for problem in await self._scope.stop(self._stop_budget_s, None):
@@ -150,7 +162,11 @@ class Root:
             elif not self._only_logs(problem):
                 await self._ask_hook(problem)
         # Actors of this process that were not through within the budget: they end here or never.
-        await self._program.house.stop_all(0.0)
+        try:
+            async with asyncio.timeout(_LAST_S):
+                await self._program.house.stop_all(0.0)
+        except TimeoutError:
+            _log.warning("code of actors in this process still runs when their tree has ended")
         if self._client is not None:
             await self._client.close()
         await self._program.close()
