@@ -85,14 +85,12 @@ async def test_recovery_R12_deletion_ends_wherever_its_supervisor_is_killed(
 
 @pytest.mark.parametrize("how", ["", "hold_gil"])
 async def test_recovery_U23_start_that_still_loads_is_cancelled_by_a_delete(
-    cluster: Cluster, how: str
+    standing: Cluster, how: str
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    never = str(cluster.directory / "never")
-    async with cluster.client() as client:
+    never = str(standing.directory / "never")
+    async with standing.client() as client:
         creation = asyncio.create_task(client.deploy(engine("big", how=how, gate=never)))
-        await in_load(client, "big")
+        await _has_its_workers(standing)
 
         began = time.monotonic()
         await client.delete("big")
@@ -100,34 +98,38 @@ async def test_recovery_U23_start_that_still_loads_is_cancelled_by_a_delete(
 
         with pytest.raises(NotFound, match="cancelled"):
             await asyncio.wait_for(creation, 20)
-        assert processes_of(cluster) == {}
+        assert processes_of(standing) == {}
         await nothing_reserved(client)
         await client.deploy(engine("big"))  # its name is free
+
+
+async def _has_its_workers(cluster: Cluster) -> None:
+    """Wait until an engine loads: one that holds its interpreter may never have said so itself."""
+    await wait_for(lambda: len(processes_of(cluster)) == 3, "it has its two workers")
 
 
 STATES = ("loads", "loads-deaf", "failed", "ready", "ready-deaf", "paused", "agent-dead")
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_recovery_U24_delete_returns_in_any_state(cluster: Cluster, state: str) -> None:
-    await cluster.start_supervisor()
-    agent = await cluster.start_agent()
-    never = str(cluster.directory / "never")
+async def test_recovery_U24_delete_returns_in_any_state(standing: Cluster, state: str) -> None:
+    agent = standing.agents["node-1"]
+    never = str(standing.directory / "never")
     how = {"loads-deaf": "hold_gil", "failed": "raise"}.get(state, "")
     gate = never if state.startswith("loads") else ""
     spec = engine("stuck", how=how, gate=gate, stop_budget_s=2.0)
-    async with cluster.client() as client, cluster.client() as caller:
+    async with standing.client() as client, standing.client() as caller:
         others: list[asyncio.Task[Any]] = [asyncio.create_task(client.deploy(spec))]
         if state.startswith("loads"):
-            await in_load(client, "stuck")
+            await _has_its_workers(standing)
         elif state == "failed":
             await asyncio.wait(others)
         else:
             await others[0]
         if state == "ready-deaf":
-            others.append(await _deafened(caller, "stuck", cluster))
+            others.append(await _deafened(caller, "stuck", standing))
         elif state == "paused":
-            (pid,) = cluster.stage_processes()
+            (pid,) = standing.stage_processes()
             os.kill(pid, signal.SIGSTOP)
         elif state == "agent-dead":
             agent.kill()
@@ -137,10 +139,10 @@ async def test_recovery_U24_delete_returns_in_any_state(cluster: Cluster, state:
         assert time.monotonic() - began < 10
 
         if state == "agent-dead":
-            assert len(processes_of(cluster)) == 3
-            await cluster.start_agent()
+            assert len(processes_of(standing)) == 3
+            await standing.start_agent()
         await wait_for(lambda: is_gone(client, "stuck"), "it is gone")
-        assert processes_of(cluster) == {}
+        assert processes_of(standing) == {}
         await nothing_reserved(client)
         for task in others:
             task.cancel()
@@ -150,15 +152,13 @@ async def test_recovery_U24_delete_returns_in_any_state(cluster: Cluster, state:
 
 
 async def test_recovery_U25_list_answers_while_a_stage_that_ignores_sigterm_is_stopped(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
     budget_s = 3.0
-    async with cluster.client() as client, cluster.client() as caller:
+    async with standing.client() as client, standing.client() as caller:
         await client.deploy(engine("deaf", stop_budget_s=budget_s))
-        (pid,) = cluster.stage_processes()
-        call = await _deafened(caller, "deaf", cluster)
+        (pid,) = standing.stage_processes()
+        call = await _deafened(caller, "deaf", standing)
         os.kill(pid, signal.SIGTERM)  # asked by somebody else too: it hears neither
 
         began = time.monotonic()
@@ -175,7 +175,7 @@ async def test_recovery_U25_list_answers_while_a_stage_that_ignores_sigterm_is_s
         assert slowest_s < patience_s(1)
         assert listed_count > 1, "it was listed while it was being stopped"
         assert budget_s - 0.5 < time.monotonic() - began, "it did not end by itself"
-        assert processes_of(cluster) == {}
+        assert processes_of(standing) == {}
         call.cancel()
         await asyncio.wait([call])
 
@@ -191,28 +191,24 @@ async def _deafened(caller: Client, name: str, cluster: Cluster) -> asyncio.Task
 # --- failed starts
 
 
-async def test_recovery_U11_failed_name_can_be_started_again_and_deleted(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
+async def test_recovery_U11_failed_name_can_be_started_again_and_deleted(standing: Cluster) -> None:
     broken = engine("model", how="raise")
-    async with cluster.client() as client:
+    async with standing.client() as client:
         for _ in range(2):
             with pytest.raises(DeployFailed, match="half downloaded"):
                 await client.deploy(broken)
-            assert processes_of(cluster) == {}
+            assert processes_of(standing) == {}
             await nothing_reserved(client)
         await client.delete("model")
         assert await is_gone(client, "model")
 
         await client.deploy(engine("model"))
-        assert await client.call("model", "pid") in cluster.stage_processes()
+        assert await client.call("model", "pid") in standing.stage_processes()
 
 
-async def test_recovery_U12_failed_starts_leak_no_reservation(cluster: Cluster) -> None:
+async def test_recovery_U12_failed_starts_leak_no_reservation(standing: Cluster) -> None:
     """Each takes 0.3 of a card: a leak of one of them would show at the fourth."""
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    async with cluster.client() as client:
+    async with standing.client() as client:
         for number in range(5):
             how = ("raise", "exit")[number % 2]
             name = f"broken-{number}"

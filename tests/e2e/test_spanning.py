@@ -33,15 +33,15 @@ from tests.harness.command_line import command_line
 from tests.harness.waiting import wait_for
 from tests.harness.wires import WiredCluster
 
+WORKERS = NODES  # of the standing cluster
 ONE_CARD = ["cpu:0=1GiB"]
 
 
-async def test_replica_on_two_workers_serves_is_shown_and_leaves_nothing(cluster: Cluster) -> None:
-    await two_agents(cluster)
-    spec = wide(cluster)
-    async with cluster.client() as client:
+async def test_replica_on_two_workers_serves_is_shown_and_leaves_nothing(standing: Cluster) -> None:
+    spec = wide(standing)
+    async with standing.client() as client:
         await client.deploy(spec)
-        await whole(cluster, client, spec)
+        await whole(standing, client, spec)
         assert await places(client) == PLACES
         known = await shards(client)
         assert {place: record.shard_count for place, record in known.items()} == {
@@ -61,7 +61,7 @@ async def test_replica_on_two_workers_serves_is_shown_and_leaves_nothing(cluster
             asked = await _asked_directly(known["front", 1], "ask", sibling)
             assert f'"pid":{known[sibling, 0].pid}' in asked.replace(" ", "")
 
-        told = await command_line("status", endpoint=cluster.endpoint)
+        told = await command_line("status", endpoint=standing.endpoint)
         assert told.code == 0
         for shown in ("front[0]", "front[1]", "back[1]", "side", "5/5", *NODES):
             assert shown in told.out
@@ -73,8 +73,8 @@ async def test_replica_on_two_workers_serves_is_shown_and_leaves_nothing(cluster
         assert held == {"node-1": [2 * share, share], "node-2": [2 * share, 0]}
 
         await client.delete("wide")
-        assert cluster.stage_processes() == {}
-        await nothing_left(cluster, client)
+        assert standing.stage_processes() == {}
+        await nothing_left(standing, client)
         with pytest.raises(NotFound):
             await client.get("wide")
 
@@ -93,12 +93,11 @@ async def _asked_directly(record: types_pb2.ShardRecord, endpoint: str, text: st
 
 
 async def test_stages_that_share_a_card_start_one_after_another_on_both_workers(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await two_agents(cluster)
-    gate = cluster.directory / "gate"
-    spec = wide(cluster, front={"gate": str(gate), "gated_shard": 1})
-    async with cluster.client() as client:
+    gate = standing.directory / "gate"
+    spec = wide(standing, front={"gate": str(gate), "gated_shard": 1})
+    async with standing.client() as client:
         creation = asyncio.create_task(client.deploy(spec))
 
         async def first_is_up() -> bool:
@@ -196,25 +195,25 @@ async def test_start_that_nobody_joins_is_undone_on_both_workers_when_its_lease_
         await settled(cluster, client, spec)
 
 
-async def test_recovery_U23_start_on_two_workers_is_cancelled_by_a_delete(cluster: Cluster) -> None:
-    await two_agents(cluster)
-    never = str(cluster.directory / "never")
-    spec = wide(cluster, front={"gate": never})
-    async with cluster.client() as client:
+async def test_recovery_U23_start_on_two_workers_is_cancelled_by_a_delete(
+    standing: Cluster,
+) -> None:
+    never = str(standing.directory / "never")
+    spec = wide(standing, front={"gate": never})
+    async with standing.client() as client:
         creation = asyncio.create_task(deployed(client, spec))
-        await wait_for(lambda: len(cluster.stage_processes()) == 3, "all that may load does")
+        await wait_for(lambda: len(standing.stage_processes()) == 3, "all that may load does")
         await asyncio.wait_for(client.delete("wide"), 10.0)
         assert not await creation
-        await nothing_left(cluster, client)
-        await client.deploy(wide(cluster))
+        await nothing_left(standing, client)
+        await client.deploy(wide(standing))
 
 
 async def test_shard_that_dies_in_service_makes_the_replica_failed_and_deploy_mends_it(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await two_agents(cluster)
-    spec = wide(cluster)
-    async with cluster.client() as client:
+    spec = wide(standing)
+    async with standing.client() as client:
         await client.deploy(spec)
         os.kill((await shards(client))["back", 1].pid, signal.SIGKILL)
 
@@ -225,22 +224,21 @@ async def test_shard_that_dies_in_service_makes_the_replica_failed_and_deploy_me
         reason = (await client.get("wide")).replicas[0].reason
         assert "back" in reason and "node-2" in reason
         await client.deploy(spec)
-        await whole(cluster, client, spec)
+        await whole(standing, client, spec)
 
 
-async def test_everything_killed_in_service_is_the_same_replica_again(cluster: Cluster) -> None:
-    await two_agents(cluster)
-    spec = wide(cluster)
-    async with cluster.client() as client:
+async def test_everything_killed_in_service_is_the_same_replica_again(standing: Cluster) -> None:
+    spec = wide(standing)
+    async with standing.client() as client:
         await client.deploy(spec)
-        before = cluster.stage_processes()
+        before = standing.stage_processes()
         known = await shards(client)
-        for program in (cluster.supervisor, *cluster.agents.values()):
+        for program in (standing.supervisor, *standing.agents.values()):
             assert program is not None
             program.kill()
-        await two_agents(cluster)
-        await whole(cluster, client, spec)
-        assert cluster.stage_processes() == before
+        await two_agents(standing)
+        await whole(standing, client, spec)
+        assert standing.stage_processes() == before
         after = await shards(client)
         assert {it: after[it].instance_id for it in after} == {
             it: known[it].instance_id for it in known
@@ -249,7 +247,7 @@ async def test_everything_killed_in_service_is_the_same_replica_again(cluster: C
         asked = await _asked_directly(after["front", 1], "ask", "side")
         assert str(after["side", 0].pid) in asked
         await client.delete("wide")
-        await nothing_left(cluster, client)
+        await nothing_left(standing, client)
 
 
 async def test_gangs_that_share_cards_start_one_at_a_time_however_many_are_created_at_once(

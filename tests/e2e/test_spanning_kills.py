@@ -25,13 +25,14 @@ from tests.e2e.spanning import (
     pair,
     settled,
     shards,
-    two_agents,
     whole,
     wide,
 )
 from tests.e2e.specs import Spec
-from tests.harness.cluster import Cluster
+from tests.harness.standing import StandingCluster
 from tests.harness.waiting import wait_for
+
+WORKERS = NODES
 
 READY = types_pb2.DEPLOYMENT_STATE_READY
 FAILED = types_pb2.DEPLOYMENT_STATE_FAILED
@@ -82,6 +83,12 @@ SUPERVISOR_ROLLBACK_POINTS = ("step-failed", "part-undone")
 SHORT_NODES = (NODES[0], *(pytest.param(node, marks=pytest.mark.soak) for node in NODES[1:]))
 
 
+@pytest.fixture
+def cluster(standing: StandingCluster) -> StandingCluster:
+    """Each test leaves a supervisor and two agents that nothing happens to."""
+    return standing
+
+
 # Every second point in the short run: `test_agent_crash_points` takes an agent through all of them.
 @pytest.mark.parametrize(
     "point",
@@ -91,20 +98,20 @@ SHORT_NODES = (NODES[0], *(pytest.param(node, marks=pytest.mark.soak) for node i
     ],
 )
 async def test_each_agent_killed_during_a_start_goes_on_with_it(
-    cluster: Cluster, point: str
+    cluster: StandingCluster, point: str
 ) -> None:
-    await two_agents(cluster, agents={"node-1": {KILL_AT: point}})
+    await cluster.restart_agent("node-1", env={KILL_AT: point})
     spec = pair(cluster)
     async with cluster.client() as client:
         await _killed_and_whole(cluster, client, spec, "node-1", point)
         await client.delete("wide")
         await nothing_left(cluster, client)
-        await _restarted(cluster, "node-2", point)
+        await cluster.restart_agent("node-2", env={KILL_AT: point})
         await _killed_and_whole(cluster, client, spec, "node-2", point)
 
 
 async def _killed_and_whole(
-    cluster: Cluster, client: Client, spec: Spec, node: str, point: str
+    cluster: StandingCluster, client: Client, spec: Spec, node: str, point: str
 ) -> None:
     """See a start go on in the next life of an agent, with what its earlier life had started."""
     creation = asyncio.create_task(deployed(client, spec))
@@ -125,21 +132,25 @@ async def _killed_and_whole(
         for number, point in enumerate(ROLLBACK_POINTS)
     ],
 )
-async def test_each_agent_killed_during_a_rollback_ends_it(cluster: Cluster, point: str) -> None:
+async def test_each_agent_killed_during_a_rollback_ends_it(
+    cluster: StandingCluster, point: str
+) -> None:
     """The second shard of the second stage fails: its worker rolls back, the other one is told."""
-    await two_agents(cluster, agents={"node-1": {KILL_AT: point}})
+    await cluster.restart_agent("node-1", env={KILL_AT: point})
     torn = cluster.directory / "torn"
     torn.touch()
     spec = pair(cluster, back={"fails": 1, "torn": str(torn)})
     async with cluster.client() as client:
         await _killed_and_undone(cluster, client, spec, "node-1")
-        await _restarted(cluster, "node-2", point)
+        await cluster.restart_agent("node-2", env={KILL_AT: point})
         await _killed_and_undone(cluster, client, spec, "node-2")
         torn.unlink()
         assert await settled(cluster, client, spec) == FAILED
 
 
-async def _killed_and_undone(cluster: Cluster, client: Client, spec: Spec, node: str) -> None:
+async def _killed_and_undone(
+    cluster: StandingCluster, client: Client, spec: Spec, node: str
+) -> None:
     creation = asyncio.create_task(deployed(client, spec))
     assert await cluster.agents[node].ended() == -signal.SIGKILL
     await cluster.start_agent(node)
@@ -152,9 +163,9 @@ async def _killed_and_undone(cluster: Cluster, client: Client, spec: Spec, node:
 @pytest.mark.parametrize("node", SHORT_NODES)
 @pytest.mark.parametrize("point", ["rollback-written", "clean-written", "rolled-back"])
 async def test_agent_killed_while_a_start_is_cancelled_ends_that(
-    cluster: Cluster, node: str, point: str
+    cluster: StandingCluster, node: str, point: str
 ) -> None:
-    await two_agents(cluster, agents={node: {KILL_AT: point}})
+    await cluster.restart_agent(node, env={KILL_AT: point})
     gate = cluster.directory / "gate"
     spec = wide(cluster, front={"gate": str(gate)})
     async with cluster.client() as client:
@@ -174,9 +185,9 @@ async def test_agent_killed_while_a_start_is_cancelled_ends_that(
 @pytest.mark.parametrize("node", SHORT_NODES)
 @pytest.mark.parametrize("point", STOP_POINTS)
 async def test_agent_killed_while_a_replica_is_stopped_ends_that(
-    cluster: Cluster, node: str, point: str
+    cluster: StandingCluster, node: str, point: str
 ) -> None:
-    await two_agents(cluster, agents={node: {KILL_AT: point}})
+    await cluster.restart_agent(node, env={KILL_AT: point})
     spec = wide(cluster)
     async with cluster.client() as client:
         await client.deploy(spec)
@@ -189,9 +200,9 @@ async def test_agent_killed_while_a_replica_is_stopped_ends_that(
 
 @pytest.mark.parametrize("point", SUPERVISOR_POINTS)
 async def test_supervisor_killed_during_a_start_is_followed_by_one_that_goes_on(
-    cluster: Cluster, point: str
+    cluster: StandingCluster, point: str
 ) -> None:
-    await two_agents(cluster, supervisor={KILL_AT: point})
+    await _supervisor_dies_at(cluster, point)
     spec = wide(cluster)
     async with cluster.client() as client:
         creation = asyncio.create_task(deployed(client, spec))
@@ -206,9 +217,9 @@ async def test_supervisor_killed_during_a_start_is_followed_by_one_that_goes_on(
 
 @pytest.mark.parametrize("point", SUPERVISOR_ROLLBACK_POINTS)
 async def test_supervisor_killed_while_a_start_fails_is_followed_by_one_that_undoes_it(
-    cluster: Cluster, point: str
+    cluster: StandingCluster, point: str
 ) -> None:
-    await two_agents(cluster, supervisor={KILL_AT: point})
+    await _supervisor_dies_at(cluster, point)
     torn = cluster.directory / "torn"
     torn.touch()
     spec = pair(cluster, back={"fails": 1, "torn": str(torn)})
@@ -223,9 +234,9 @@ async def test_supervisor_killed_while_a_start_fails_is_followed_by_one_that_und
 
 
 async def test_supervisor_killed_when_the_deletion_of_a_start_was_written(
-    cluster: Cluster,
+    cluster: StandingCluster,
 ) -> None:
-    await two_agents(cluster, supervisor={KILL_AT: "desired-written#2"})
+    await _supervisor_dies_at(cluster, "desired-written#2")
     gate = cluster.directory / "gate"
     spec = wide(cluster, front={"gate": str(gate)})
     async with cluster.client() as client:
@@ -243,10 +254,9 @@ async def test_supervisor_killed_when_the_deletion_of_a_start_was_written(
 
 @pytest.mark.parametrize("killed", ["supervisor", "node-1", "node-2", "all"])
 async def test_recovery_R11_stage_that_loads_is_adopted_as_the_same_shard(
-    cluster: Cluster, killed: str
+    cluster: StandingCluster, killed: str
 ) -> None:
     """One shard of the first stage is up, the other one loads; the next stage has yet to start."""
-    await two_agents(cluster)
     gate = cluster.directory / "gate"
     spec = wide(cluster, front={"gate": str(gate), "gated_shard": 1})
     async with cluster.client() as client:
@@ -290,23 +300,23 @@ async def _first_shard_up(client: Client) -> None:
     await wait_for(look, "one shard of the first stage is up, the other one loads")
 
 
-async def _loading(cluster: Cluster) -> None:
+async def _loading(cluster: StandingCluster) -> None:
     """Wait until both shards of the first stage load: before that nothing of them is in flight."""
     marks = [_mark(cluster, shard) for shard in (0, 1)]
     await wait_for(lambda: all(it.exists() for it in marks), "both shards load")
 
 
-def _mark(cluster: Cluster, shard: int) -> Path:
+def _mark(cluster: StandingCluster, shard: int) -> Path:
     return cluster.directory / "meet" / f"wide.front.{shard}.here"
 
 
-async def _restarted(cluster: Cluster, node: str, point: str) -> None:
-    """Have the next agent of a worker die at a point."""
-    cluster.agents[node].kill()
-    await cluster.start_agent(node, env={KILL_AT: point})
+async def _supervisor_dies_at(cluster: StandingCluster, point: str) -> None:
+    await cluster.restart_supervisor(env={KILL_AT: point})
+    async with cluster.client() as client:
+        await cluster.workers_alive(len(WORKERS), client)
 
 
-async def _next_supervisor(cluster: Cluster) -> dict[int, int]:
+async def _next_supervisor(cluster: StandingCluster) -> dict[int, int]:
     """Wait for the death of the supervisor, and start another; return the stages of in between."""
     assert cluster.supervisor is not None
     assert await cluster.supervisor.ended() == -signal.SIGKILL

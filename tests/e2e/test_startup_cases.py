@@ -71,24 +71,22 @@ async def test_startup_20_more_cards_in_a_stage_than_the_worker_has_are_refused_
 
 
 async def test_startup_39_without_a_free_card_all_is_refused_and_nothing_is_touched(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
     full = deployment(
         "full",
         stage("a", "sample_stages:Echo", devices=(0,), utilization=1.0),
         stage("b", "sample_stages:Echo", devices=(1,), utilization=1.0),
     )
     wanted = echo("wanted", replicas=8, devices=[0], memory={"utilization": 0.9})
-    async with cluster.client() as client:
+    async with standing.client() as client:
         await client.deploy(full)
-        before, reserved = processes_of(cluster), await reserved_bytes(client)
+        before, reserved = processes_of(standing), await reserved_bytes(client)
 
         with pytest.raises(NoRoom, match=r"cpu:0.*full replica 0"):
             await client.deploy(wanted)
 
-        assert processes_of(cluster) == before
+        assert processes_of(standing) == before
         assert await reserved_bytes(client) == reserved == [GIB, GIB]
         assert [it.name for it in (await client.list()).deployments] == ["full"]
 
@@ -112,9 +110,7 @@ async def test_startup_40_what_starts_counts_as_what_runs(cluster: Cluster) -> N
 # --- given to the child
 
 
-async def test_startup_38_child_gets_the_budget_that_was_planned(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
+async def test_startup_38_child_gets_the_budget_that_was_planned(standing: Cluster) -> None:
     spec = deployment(
         "quarter",
         stage("fraction", "startup_stages:Timed", devices=(0,), utilization=0.25),
@@ -125,7 +121,7 @@ async def test_startup_38_child_gets_the_budget_that_was_planned(cluster: Cluste
             "memory": {"bytes": "96MiB", "reserve": "4MiB"},
         },
     )
-    async with cluster.client() as client:
+    async with standing.client() as client:
         plan = await client.plan(spec)
         planned = {
             term.stage_name: (term.memory_bytes, term.need.reserve_bytes)
@@ -143,20 +139,18 @@ async def test_startup_38_child_gets_the_budget_that_was_planned(cluster: Cluste
 
 
 async def test_startup_11_failed_start_leaves_no_child_and_the_memory_is_back(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
     spec = deployment(
         "engine",
         stage("front", "startup_stages:Engine"),
         stage("engine", "startup_stages:Engine", args={"how": "raise"}),
     )
-    async with cluster.client() as client:
+    async with standing.client() as client:
         baseline = await used_bytes(client)
         with pytest.raises(DeployFailed, match="half downloaded"):
             await client.deploy(spec)
-        assert processes_of(cluster) == {}
+        assert processes_of(standing) == {}
         began = time.monotonic()
         await nothing_reserved(client)
 
@@ -169,20 +163,18 @@ async def test_startup_11_failed_start_leaves_no_child_and_the_memory_is_back(
 
 @pytest.mark.parametrize("how", ["exit", "stall"])
 async def test_startup_15_error_has_the_phase_and_the_last_lines_of_the_log(
-    cluster: Cluster, how: str
+    standing: Cluster, how: str
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
     spec = deployment(
         "engine",
         stage(
             "engine",
             "startup_stages:Engine",
-            args={"how": how, "lines": 30, "gate": str(cluster.directory / "never")},
-            stall_timeout_s=6.0,
+            args={"how": how, "lines": 30, "gate": str(standing.directory / "never")},
+            stall_timeout_s=3.0,
         ),
     )
-    async with cluster.client() as client:
+    async with standing.client() as client:
         with pytest.raises(DeployFailed) as caught:
             await client.deploy(spec)
     (failed,) = caught.value.failures
@@ -190,21 +182,19 @@ async def test_startup_15_error_has_the_phase_and_the_last_lines_of_the_log(
     assert said.origin.phase == types_pb2.PHASE_LOAD
     assert list(said.last_log_lines)[-20:] == [f"line {number}" for number in range(10, 30)]
     assert MOST_LOG_LINES >= 20
-    expected = {"exit": "exited with code 7", "stall": "no progress for 6 s in LOAD"}[how]
+    expected = {"exit": "exited with code 7", "stall": "no progress for 3 s in LOAD"}[how]
     assert expected in said.message
-    assert processes_of(cluster) == {}
+    assert processes_of(standing) == {}
 
 
-async def test_startup_15_command_line_shows_them(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    spec = cluster.directory / "spec.yaml"
+async def test_startup_15_command_line_shows_them(standing: Cluster) -> None:
+    spec = standing.directory / "spec.yaml"
     spec.write_text(
         'name: engine\nstages:\n  - {name: engine, entrypoint: "startup_stages:Engine", '
         "args: {how: exit, lines: 30}}\n"
     )
 
-    failed = await command_line("deploy", str(spec), endpoint=cluster.endpoint)
+    failed = await command_line("deploy", str(spec), endpoint=standing.endpoint)
 
     assert "in LOAD" in failed.err
     shown = re.findall(r"\| (line \d+)$", failed.err, re.M)
@@ -213,24 +203,23 @@ async def test_startup_15_command_line_shows_them(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("how", ["", "hold_gil"])
 async def test_startup_14_23_start_over_its_limit_fails_on_time_and_is_gone_when_that_is_told(
-    cluster: Cluster, how: str
+    standing: Cluster, how: str
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    never = str(cluster.directory / "never")
+    never = str(standing.directory / "never")
+    name = f"late{len(how)}"  # failures of a name are kept when it is deleted
     spec = deployment(
-        "late",
+        name,
         stage(
             "late", "startup_stages:Engine", args={"how": how, "gate": never}, start_timeout_s=2.0
         ),
     )
-    async with cluster.client() as client:
+    async with standing.client() as client:
         began = time.monotonic()
         with pytest.raises(DeployFailed, match="not READY within 2 s"):
             await client.deploy(spec)
-        assert processes_of(cluster) == {}
+        assert processes_of(standing) == {}
         assert 1.5 <= time.monotonic() - began < 2 + patience_s(0.5)
-        (failure,) = await client.failures("late")
+        (failure,) = await client.failures(name)
         assert failure.kind == types_pb2.FAILURE_KIND_INIT_TIMEOUT
         await nothing_reserved(client)
 
@@ -239,25 +228,23 @@ async def test_startup_14_23_start_over_its_limit_fails_on_time_and_is_gone_when
 
 
 async def test_startup_12_stage_that_dies_in_service_is_told_and_its_tree_is_killed(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    async with cluster.client() as client:
-        await client.deploy(deployment("engine", stage("engine", "startup_stages:Engine")))
-        (pid,) = cluster.stage_processes()
-        assert len(processes_of(cluster)) == 3
+    async with standing.client() as client:
+        await client.deploy(deployment("dies", stage("engine", "startup_stages:Engine")))
+        (pid,) = standing.stage_processes()
+        assert len(processes_of(standing)) == 3
 
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
 
         async def is_told() -> bool:
-            return (await client.get("engine")).state == types_pb2.DEPLOYMENT_STATE_FAILED
+            return (await client.get("dies")).state == types_pb2.DEPLOYMENT_STATE_FAILED
 
         await wait_for(is_told, "the death is told", within_s=patience_s(1))
         left_s = patience_s(1) - (time.monotonic() - began)
-        await wait_for(lambda: not processes_of(cluster), "its tree is gone", within_s=left_s)
-        (failure,) = await client.failures("engine")
+        await wait_for(lambda: not processes_of(standing), "its tree is gone", within_s=left_s)
+        (failure,) = await client.failures("dies")
         assert failure.exit.signal == signal.SIGKILL
         await nothing_reserved(client)
 

@@ -125,7 +125,7 @@ class AgentProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tests.fakes.agents",
+                "tests.fakes.agent_program",
                 json.dumps({"endpoint": home.endpoint, **fields}),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -167,7 +167,3 @@ def main() -> None:
         await run(settings, stop=stop, ready=lambda agent: None)
 
     asyncio.run(serve())
-
-
-if __name__ == "__main__":
-    main()

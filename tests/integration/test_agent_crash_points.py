@@ -108,7 +108,7 @@ async def test_recovery_R49_U13_killed_at_a_point_nothing_is_left_unsettled(
         assert len(overseer.failures) == len(
             {(it.origin.instance_id) for it in overseer.failures.values()}
         ), "one death was told twice"
-        again = plan(stage("a", device="cpu:0"), stage("b"), n=2)
+        again = plan(stage("a", device="cpu:0"), n=2)
         assert (await overseer.bring_up(again)).state == COMMITTED
 
 
