@@ -159,6 +159,10 @@ def test_long_text_of_others_is_cut_to_a_line_and_whole_with_debug(
         (["up", "--agents=0"], "'--agents': it needs at least 1 (see"),
         (["call", "m", "e", "--timeout=x"], "'--timeout': it needs a number (see"),
         (["status", "--output=x"], "'x' is not one of 'text', 'json' (see"),
+        # An empty path is what a script makes of a variable that is not set, and not this folder.
+        (["agent", "--lock-dir", ""], "'--lock-dir': it is empty: name a file or a folder"),
+        (["up", "--state-dir="], "'--state-dir': it is empty: name a file or a folder"),
+        (["validate", ""], "it is empty: name a file or a folder"),
     ],
 )
 def test_value_that_does_not_fit_is_refused_in_our_words(argv, words, capsys):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -91,13 +92,27 @@ def _typers(hint: Any) -> Any:
     if get_origin(hint) is not Annotated:
         return hint
     value_type, *about = get_args(hint)
-    made = [_described(it) if isinstance(it, Parameter) else it for it in about]
+    more = {"parser": _place} if Path in _named_in(value_type) else {}
+    made = [_described(it, more) if isinstance(it, Parameter) else it for it in about]
     return Annotated[value_type, *made]
 
 
-def _described(it: Parameter) -> Any:
+def _named_in(value_type: Any) -> Iterator[Any]:
+    yield value_type
+    for part in get_args(value_type):
+        yield from _named_in(part)
+
+
+def _described(it: Parameter, more: Mapping[str, Any]) -> Any:
     kind = typer.Argument if isinstance(it, Argument) else typer.Option
-    return kind(*it.names, **it.settings)
+    settings = {**it.settings, **more}
+    return kind(*it.names, **settings)
+
+
+def _place(text: str) -> Path:
+    if not text:  # it would mean the folder that one happens to be in
+        raise typer.BadParameter("it is empty: name a file or a folder, or leave it out")
+    return Path(text)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -90,6 +90,8 @@ def _reader(value_type: Any) -> Callable[[str], Any]:
         raise _NotPlain
 
     def read(word: str) -> Any:
+        if value_type is Path and not word:
+            raise _NotPlain  # it would mean the folder that one happens to be in
         try:
             return value_type(word)
         except ValueError:
