@@ -105,6 +105,11 @@ class Stubborn(Actor):
         CLEANED.append("up")
 
 
+class Dynamic(Actor):
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(f"there is no {name}")
+
+
 class Told(Session):
     news: list[pb.RankFailed]
 
@@ -285,6 +290,18 @@ async def test_a_plain_supervise_that_returns_what_has_to_be_awaited_is_awaited(
         scope.deliver(failure_of(scope.identity, FailureKind.GONE, "handled"))
         await asyncio.wait_for(scope.drained(), SOON_S)
         assert not it.news and (await it.call(actor_id, "add", 1, 2)).HasField("reply")
+
+
+async def test_special_methods_are_those_of_the_class():
+    async with hosted() as it:
+        actor_id = await it.spawn(Dynamic)
+        scope = it.house._actors[actor_id].scope
+        scope.deliver(failure_of(scope.identity, FailureKind.GONE, "gone"))
+        await wait_for(lambda: it.news, "the owner is told", within_s=SOON_S)
+        decision = failure_from_proto(it.news[0].failure).path[0].decision
+        assert decision == "has no __supervise__"
+    async with hosted() as it:
+        assert not (await it.stop(await it.spawn(Dynamic))).HasField("cleanup_failure")
 
 
 async def test_a_supervise_that_does_not_end_when_it_is_cancelled_is_late_all_the_same(

@@ -125,3 +125,11 @@ async def test_messages_that_wait_without_an_answer_are_told_of_after_the_end_by
     assert mesh.told == [FailureKind.GONE, FailureKind.UNDELIVERABLE]
     assert mesh.last is not None and mesh.last.endpoint == "set"
     assert [cause.kind for cause in mesh.last.causes] == [FailureKind.GONE]
+
+
+def test_of_many_messages_that_are_not_delivered_one_line_is_logged(mesh, caplog):
+    mesh.failures.expect_end()
+    for _ in range(3):
+        mesh.failures.undelivered(mesh.rank, "step", "root")
+    assert len(caplog.messages) == 1 and "step from root was for workers[0]" in caplog.text
+    assert not mesh.told

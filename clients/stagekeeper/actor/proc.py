@@ -44,7 +44,11 @@ def main() -> int:
     )
     set_current_program(program)
     program.house.on_exit = _leave
-    return asyncio.run(_run(program, pipe))
+    try:
+        return asyncio.run(_run(program, pipe))
+    except (SystemExit, KeyboardInterrupt) as wish:  # of a task that code of an actor had started
+        _leave(wish)
+        raise
 
 
 def _leave(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from stagekeeper.actor.actor import Actor
 from stagekeeper.actor.entrypoint import load_class
@@ -83,11 +83,11 @@ class SpecialMethods:
             NoSupervisor: the actor has none.
         """
         actor = self._actor
-        handler = getattr(actor, _SUPERVISE, None)
+        handler = _method(actor, _SUPERVISE)
         if actor is None or handler is None:
             raise NoSupervisor
         context = self._context.copy()
-        limit_s = float(getattr(actor, "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
+        limit_s = float(getattr(type(actor), "__supervise_limit_s__", _SUPERVISE_LIMIT_S))
 
         def judged(answer: object) -> bool:
             is_handled = bool(answer)
@@ -119,7 +119,7 @@ class SpecialMethods:
         Args:
             error: why the actor ends; None when that was asked for.
         """
-        cleanup = getattr(self._actor, _CLEANUP, None)
+        cleanup = _method(self._actor, _CLEANUP)
         if cleanup is None:
             return None
         self._turns.close()
@@ -155,3 +155,8 @@ class SpecialMethods:
             return f"did not end within {budget_s:.3g} s"
         name = self._identity.name
         return f"could not begin within {budget_s:.3g} s: {name}.{before} still runs"
+
+
+def _method(actor: Actor | None, name: str) -> Any:
+    """Return a method of an actor's class; its `__getattr__` is not asked, as for Python's own."""
+    return None if getattr(type(actor), name, None) is None else getattr(actor, name)

@@ -118,8 +118,11 @@ class RankFailures:
 
     def undelivered(self, rank: ActorRank, endpoint: str, sender: str) -> None:
         """A message without an answer was for a rank that has failed."""
-        if self._told_of(rank).undelivered or self._is_end_expected:
-            _log.warning("%s from %s was for %s, which has failed", endpoint, sender, rank.name)
+        told = self._told_of(rank)
+        if told.undelivered or self._is_end_expected:
+            level = logging.DEBUG if told.undelivered else logging.WARNING  # not for each of many
+            told.undelivered = True
+            _log.log(level, "%s from %s was for %s, which has failed", endpoint, sender, rank.name)
             return
         failure = failure_of(
             self._identity_of(rank, rank.actor_id),
