@@ -141,11 +141,11 @@ async def test_failed_stage_is_started_again_by_the_same_deploy_and_keeps_its_lo
     assert "before" in previous.out.splitlines()
 
 
-async def test_ctrl_c_leaves_the_creation_running_and_delete_cancels_it(cluster: Cluster) -> None:
-    spec = write(cluster, SLOW.format(gate=cluster.directory / "gate"))
+async def test_ctrl_c_leaves_the_creation_running_and_delete_cancels_it(standing: Cluster) -> None:
+    spec = write(standing, SLOW.format(gate=standing.directory / "gate"))
     deploy = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stagekeeper.cli", "deploy", spec),
-        f"--endpoint={cluster.endpoint}",
+        f"--endpoint={standing.endpoint}",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=own_environment(),
@@ -159,46 +159,46 @@ async def test_ctrl_c_leaves_the_creation_running_and_delete_cancels_it(cluster:
     assert deploy.returncode == ExitCode.INTERRUPTED
     assert b"the creation of 'slow' goes on" in err
     assert len(err.splitlines()) == 1
-    await wait_for(cluster.stage_processes, "its stage goes on starting")
+    await wait_for(standing.stage_processes, "its stage goes on starting")
 
-    gone = await command_line("delete", "slow", endpoint=cluster.endpoint)
+    gone = await command_line("delete", "slow", endpoint=standing.endpoint)
     assert gone.code == ExitCode.DONE
-    assert cluster.stage_processes() == {}
+    assert standing.stage_processes() == {}
 
 
-async def test_deploy_that_does_not_fit_prints_the_sum(cluster: Cluster) -> None:
-    spec = write(cluster, SPEC.format(replicas=1).replace("64MiB", "8GiB"))
+async def test_deploy_that_does_not_fit_prints_the_sum(standing: Cluster) -> None:
+    spec = write(standing, SPEC.format(replicas=1).replace("64MiB", "8GiB"))
 
-    refused = await command_line("deploy", spec, endpoint=cluster.endpoint)
+    refused = await command_line("deploy", spec, endpoint=standing.endpoint)
 
     assert refused.code == ExitCode.FAILED
     assert "cpu:0" in refused.err
     assert "8" in refused.err
 
 
-async def test_status_works_while_the_agent_is_down(cluster: Cluster) -> None:
-    cluster.agents["node-1"].kill()
+async def test_status_works_while_the_agent_is_down(standing: Cluster) -> None:
+    standing.agents["node-1"].kill()
 
     async def is_shown() -> bool:
-        shown = await command_line("status", endpoint=cluster.endpoint)
+        shown = await command_line("status", endpoint=standing.endpoint)
         return shown.code == 0 and bool(re.search(r"^node-1 +SUSPECT ", shown.out, re.M))
 
     await wait_for(is_shown, "status shows the silent worker")
 
 
-async def test_followed_log_ends_with_ctrl_c(cluster: Cluster) -> None:
-    spec = write(cluster, SPEC.format(replicas=1))
-    await command_line("deploy", spec, endpoint=cluster.endpoint)
+async def test_followed_log_ends_with_ctrl_c(standing: Cluster) -> None:
+    spec = write(standing, SPEC.format(replicas=1))
+    await command_line("deploy", spec, endpoint=standing.endpoint)
     logs = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stagekeeper.cli", "logs", "echo", "-f", "--stage=back"),
-        f"--endpoint={cluster.endpoint}",
+        f"--endpoint={standing.endpoint}",
         stdout=asyncio.subprocess.PIPE,
         env=own_environment(),
     )
     assert logs.stdout is not None
     await asyncio.wait_for(logs.stdout.readline(), 30)
 
-    await command_line("call", "echo", "say", '"followed"', endpoint=cluster.endpoint)
+    await command_line("call", "echo", "say", '"followed"', endpoint=standing.endpoint)
 
     async def until_seen(stream: asyncio.StreamReader) -> None:
         while (await stream.readline()).strip() != b"followed":
@@ -248,16 +248,16 @@ async def test_agent_that_finds_nobody_gives_up_when_told_to(short_folder: Path)
 
 
 async def test_second_agent_of_one_worker_id_is_refused_with_the_holders_pid(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
     ended = await command_line(
         "agent",
         "--worker-id=node-1",
-        f"--state-dir={cluster.directory / 'b'}",
-        f"--lock-dir={cluster.directory / 'l'}",
-        endpoint=cluster.endpoint,
+        f"--state-dir={standing.directory / 'b'}",
+        f"--lock-dir={standing.directory / 'l'}",
+        endpoint=standing.endpoint,
     )
 
     assert ended.code == ExitCode.FAILED
-    assert str(cluster.agents["node-1"].pid) in ended.err
+    assert str(standing.agents["node-1"].pid) in ended.err
     assert "--worker-id" in ended.err

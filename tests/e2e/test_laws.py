@@ -64,36 +64,31 @@ async def test_L2_agents_killed_under_load_stages_go_on_and_are_adopted(cluster:
         await cluster.no_stage_left()
 
 
-async def test_L2_stages_answer_while_nobody_else_is_alive(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    agent = await cluster.start_agent()
-    async with cluster.client() as client:
+async def test_L2_stages_answer_while_nobody_else_is_alive(standing: Cluster) -> None:
+    agent = standing.agents["node-1"]
+    async with standing.client() as client:
         await client.deploy(echo())
         assert await client.call("echo", "echo", "before") == "before"
         agent.kill()
-        assert cluster.supervisor is not None
-        cluster.supervisor.kill()
+        assert standing.supervisor is not None
+        standing.supervisor.kill()
         async with traffic(client, "echo") as calls:
             await calls.more(200)
         assert calls.failures == []
 
 
-async def test_L5_deploying_the_same_twice_starts_nothing(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    async with cluster.client() as client:
+async def test_L5_deploying_the_same_twice_starts_nothing(standing: Cluster) -> None:
+    async with standing.client() as client:
         await client.deploy(echo())
-        before = cluster.stage_processes()
+        before = standing.stage_processes()
         await client.deploy(echo())
-        assert cluster.stage_processes() == before
+        assert standing.stage_processes() == before
 
 
 async def test_L6_call_meant_for_another_instance_is_refused_before_it_runs(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    async with cluster.client() as client:
+    async with standing.client() as client:
         await client.deploy(echo())
         record = (await client.get("echo")).replicas[0].shards[0].record
         async with grpc.aio.insecure_channel(
@@ -116,10 +111,8 @@ async def test_L6_call_meant_for_another_instance_is_refused_before_it_runs(
         assert "it ran" not in lines
 
 
-async def test_L6_a_replaced_stage_is_found_at_its_new_address(cluster: Cluster) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    async with cluster.client() as client, cluster.client() as other:
+async def test_L6_a_replaced_stage_is_found_at_its_new_address(standing: Cluster) -> None:
+    async with standing.client() as client, standing.client() as other:
         await client.deploy(echo())
         first = await client.call("echo", "where")
         await other.delete("echo")
@@ -129,11 +122,9 @@ async def test_L6_a_replaced_stage_is_found_at_its_new_address(cluster: Cluster)
 
 
 async def test_L4_stage_that_dies_is_failed_with_the_reason_and_deploy_starts_it_anew(
-    cluster: Cluster,
+    standing: Cluster,
 ) -> None:
-    await cluster.start_supervisor()
-    await cluster.start_agent()
-    async with cluster.client() as client:
+    async with standing.client() as client:
         await client.deploy(chain())
         pids = {
             shard.record.stage_name: shard.record.pid
@@ -156,22 +147,20 @@ async def test_L4_stage_that_dies_is_failed_with_the_reason_and_deploy_starts_it
         assert failure.origin.stage_name == "side"
 
         await client.deploy(chain())
-        await cluster.all_ready("chain", 1, client)
-        assert len(cluster.stage_processes()) == 3
+        await standing.all_ready("chain", 1, client)
+        assert len(standing.stage_processes()) == 3
         assert await client.call("chain", "ask", "again") == "again"
 
 
-async def test_L3_failed_start_leaves_nothing_and_says_why(cluster: Cluster) -> None:
+async def test_L3_failed_start_leaves_nothing_and_says_why(standing: Cluster) -> None:
     from stagekeeper.client import DeployFailed
 
-    await cluster.start_supervisor()
-    await cluster.start_agent()
     spec = chain("broken")
     spec["stages"][2]["entrypoint"] = "sample_stages:Broken"
-    async with cluster.client() as client:
+    async with standing.client() as client:
         with pytest.raises(DeployFailed, match="half downloaded"):
             await client.deploy(spec)
-        await cluster.no_stage_left()
+        await standing.no_stage_left()
         deployment = await client.get("broken")
         assert deployment.state == types_pb2.DEPLOYMENT_STATE_FAILED
         assert "LOAD" in deployment.reason

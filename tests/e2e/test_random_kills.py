@@ -9,10 +9,10 @@ from tests.harness.cluster import Cluster
 from tests.harness.random_kills import RandomKills
 from tests.harness.steady_load import steady_load
 
-KILLS = 3
-OVER_S = 15.0
+KILLS = 2
+OVER_S = 9.0
 PER_S = 100.0
-CALLS = 1_500
+CALLS = 900
 
 
 async def test_L1_L2_everything_killed_at_random_moments_no_call_fails_and_no_stage_restarts(

@@ -49,7 +49,7 @@ def engine(name: str, *, how: str = "", gate: str = "", **more: Any) -> dict[str
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("points", [6, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("points", [4, pytest.param(20, marks=pytest.mark.soak)])
 async def test_recovery_R12_deletion_ends_wherever_its_supervisor_is_killed(
     cluster: Cluster, points: int
 ) -> None:

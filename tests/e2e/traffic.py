@@ -10,8 +10,9 @@ from typing import Final
 from stagekeeper.client import Client
 from tests.harness.waiting import wait_for
 
-PACE_S: Final = 0.01
-"""Before each call: callers of a stage that does nothing would leave no processor to others."""
+PACE_S: Final = 0.02
+"""Before each call: callers of a stage that does nothing would leave no processor to those that are
+killed and started meanwhile."""
 
 
 class Traffic:
