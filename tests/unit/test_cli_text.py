@@ -399,6 +399,20 @@ def test_status_shows_state_reason_next_action_and_pids():
     assert any("it is process 1 of a container" in note for note in text.notes)
 
 
+def test_status_says_how_far_a_stage_is_that_starts():
+    workers, deployments = cluster()
+    record = deployments.deployments[0].replicas[0].shards[0].record
+    record.progress.CopyFrom(types.Progress(done=3, total=8, note="GET /health answered 503"))
+
+    def shown() -> str:
+        tables = status_text("127.0.0.1:7070", workers, deployments).tables
+        return "\n".join(line for table in tables for line in plain_lines(table))
+
+    assert "answered 503" not in shown()
+    record.state, record.phase = types.SHARD_STATE_STARTING, types.PHASE_LOAD
+    assert "3 of 8: GET /health answered 503" in shown()
+
+
 RAISED = "stage bad raised in LOAD: RuntimeError: no weights"
 
 

@@ -14,7 +14,13 @@ from typing import Final
 from stagekeeper.cli.text import states
 from stagekeeper.cli.text.amounts import count, seconds, size
 from stagekeeper.cli.text.failures import LOG_LINES_SHOWN, exit_text
-from stagekeeper.cli.text.status import awaited_names, own_reason, shard_name, shard_state_text
+from stagekeeper.cli.text.status import (
+    awaited_names,
+    own_reason,
+    progress_text,
+    shard_name,
+    shard_state_text,
+)
 from stagekeeper.cli.text.tables import Table, as_rows
 from stagekeeper.cli.text.times import age_text, clock_text, since_text
 from stagekeeper.core.planner import init_groups
@@ -227,7 +233,7 @@ def _trouble(shard: pb2.RoutedShard, said: str) -> str:
         notes.append(f"BUSY: no progress for {seconds(record.busy_for_s)}")
     if record.state == types.SHARD_STATE_READY and not record.committed:
         notes.append("not committed yet")
-    if progress := _progress(record):
+    if progress := progress_text(record):
         notes.append(progress)
     return "; ".join(notes)
 
@@ -246,15 +252,6 @@ def _facts(record: types.ShardRecord) -> str:
     if record.restart_ages_s:
         facts.append(count(len(record.restart_ages_s), "restart"))
     return ", ".join(facts)
-
-
-def _progress(record: types.ShardRecord) -> str:
-    """Write `42 of 100: reading weights`; empty unless something long is under way."""
-    progress = record.progress
-    if record.state not in (types.SHARD_STATE_STARTING, types.SHARD_STATE_STALLED):
-        return ""
-    done = f"{progress.done} of {progress.total}" if progress.total else ""
-    return ": ".join(part for part in (done, progress.note) if part)
 
 
 def _profile(profile: types.MemoryProfile) -> str:

@@ -206,4 +206,15 @@ def _stage_note(shard: pb2.RoutedShard) -> str:
         notes.append(f"its worker is {states.worker_state(shard.worker_state)}")
     if not record.committed and record.state == types.SHARD_STATE_READY:
         notes.append("not committed yet")
+    if progress := progress_text(record):
+        notes.append(progress)
     return "; ".join(notes)
+
+
+def progress_text(record: types.ShardRecord) -> str:
+    """Write `42 of 100: reading weights`; empty unless something long is under way."""
+    progress = record.progress
+    if record.state not in (types.SHARD_STATE_STARTING, types.SHARD_STATE_STALLED):
+        return ""
+    done = f"{progress.done} of {progress.total}" if progress.total else ""
+    return ": ".join(part for part in (done, progress.note) if part)
