@@ -64,6 +64,7 @@ def program_of(answers: Answers) -> Any:
         token="t",
         links=SimpleNamespace(to=lambda place: FakeLink(answers, place)),
         on_loop=lambda work: work(),
+        check_thread=lambda: None,
         unexplained_end=unexplained_end,
     )
 
