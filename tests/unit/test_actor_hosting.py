@@ -250,6 +250,15 @@ async def test_what_failed_answers_with_its_failure_for_good():
         assert "add from  was not run: odd has failed" in it.news[0].failure.message
 
 
+async def test_a_stop_of_an_actor_that_has_failed_answers_with_what_ended_it():
+    async with hosted() as it:
+        actor_id = await it.spawn(Odd)
+        it.send(actor_id, "leave", is_cast=True)
+        for _ in ("while it ends, or after", "after"):
+            await wait_for(lambda: bool(it.news), "its owner is told")
+            assert (await it.stop(actor_id)).cleanup_failure == it.news[0].failure
+
+
 async def test_what_is_stuck_is_kept_until_it_is_not(monkeypatch):
     monkeypatch.setattr(hosted_actor, "LEAST_CLEANUP_S", 0.1)
     async with hosted() as it:

@@ -14,20 +14,21 @@ from stagekeeper.actor.hosting.owner_news import refuse_as_failed
 class EndedActor:
     """Answers in an actor's stead. For the loop's thread only."""
 
-    __slots__ = ("_failure", "_identity", "_owner", "_stuck", "start_failure")
+    __slots__ = ("_identity", "_owner", "_stuck", "failure", "start_failure")
 
     def __init__(self, actor: HostedActor) -> None:
         self._identity = actor.identity
         self._owner = actor.owner
-        self._failure = actor.failure
+        self.failure = actor.failure
+        """What ended it; None when it was stopped."""
         self._stuck: HostedActor | None = actor
         self.start_failure = None if actor.has_served else actor.failure
         """What its start was answered with."""
 
     def take(self, message: Message) -> None:
         """Refuse a message that came too late."""
-        if self._failure is not None:
-            refuse_as_failed(self._owner, self._identity, self._failure, message)
+        if self.failure is not None:
+            refuse_as_failed(self._owner, self._identity, self.failure, message)
         else:
             message.refuse(stopped_error(self._identity.name, message.endpoint))
 

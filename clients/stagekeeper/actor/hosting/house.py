@@ -16,7 +16,7 @@ from typing import Final
 
 from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
-from stagekeeper.actor.failure_wire import failure_from_proto
+from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.hosting.ended_actor import EndedActor
 from stagekeeper.actor.hosting.hosted_actor import (
     DEFAULT_MAX_IN_FLIGHT,
@@ -214,7 +214,11 @@ class House:
             failure = failure_from_proto(request.failure) if request.HasField("failure") else None
             response.CopyFrom(await actor.stop(request.budget_s, failure))
         ended = self._ended.get(request.actor_id)
-        response.is_stuck = ended is not None and await ended.is_stuck()
+        if ended is not None:
+            if ended.failure is not None and not response.HasField("cleanup_failure"):
+                # Its owner may hear this before the news of it, and of the mesh nothing after.
+                response.cleanup_failure.CopyFrom(failure_to_proto(ended.failure))
+            response.is_stuck = await ended.is_stuck()
         return response
 
     async def stop_all(self, budget_s: float) -> actor_pb.StopActorResponse:
