@@ -125,7 +125,7 @@ class RankFailures:
             _log.log(level, "%s from %s was for %s, which has failed", endpoint, sender, rank.name)
             return
         failure = failure_of(
-            self._identity_of(rank, rank.actor_id),
+            self._identity_of(rank, rank.actor_id or f"{rank.name}-{rank.incarnation}"),
             FailureKind.UNDELIVERABLE,
             f"{endpoint} from {sender} was for {rank.name}, which has failed",
             endpoint=endpoint,

@@ -72,7 +72,9 @@ class RankStops:
         """Stop a rank at once, or wait for the end of one that has failed; None: no answer."""
         if rank.state is RankState.UP:
             return await self.stop(rank, StopBudget(0.0), None)
-        return None if rank.place is None else await self._end_of_failed(rank, rank.place)
+        if rank.place is None or not rank.actor_id:  # no actor of it was begun there
+            return None
+        return await self._end_of_failed(rank, rank.place)
 
     async def end_late(self, rank: ActorRank, place: Place, actor_id: str) -> None:
         """End an actor for which nobody waits: it came up late, or did not answer in time.

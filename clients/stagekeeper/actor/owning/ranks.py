@@ -238,6 +238,7 @@ class ActorRank:
         """Begin the next incarnation: calls wait for it from now on."""
         self._leave_link()
         self.incarnation += 1
+        self.actor_id = ""  # late news of the earlier one is not of this one
         self.state = RankState.WAITING
         self.failure = None
         self.place = None
