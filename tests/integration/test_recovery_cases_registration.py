@@ -171,7 +171,7 @@ async def test_recovery_U35_of_100_replicas_clients_keep_all_until_the_window_cl
     await stage.start()
     try:
         async with (
-            reigns(tmp_path, registry={"recovery_window_s": 8.0}) as supervisor,
+            reigns(tmp_path, registry={"recovery_window_s": 5.0}) as supervisor,
             Client(supervisor.endpoint) as client,
         ):
             workers = [

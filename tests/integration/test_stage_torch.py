@@ -52,18 +52,12 @@ async def test_stage_over_its_budget_fails_in_measure_with_both_numbers():
         assert not state.out_of_memory
 
 
-async def test_stage_without_cards_has_no_budget_to_exceed():
+async def test_stage_without_cards_has_no_budget_to_exceed_and_is_sent_tensors():
     async with StageProcess("torch_cases:Weighs") as stage:
         await stage.ready()
 
         assert await stage.call("left") == 0
-
-
-async def test_tensors_arrive_as_torch_tensors():
-    async with StageProcess("torch_cases:Weighs") as stage:
-        await stage.ready()
         answer = await stage.call("double", torch.arange(4, dtype=torch.float32))
-
         assert answer.tolist() == [0.0, 2.0, 4.0, 6.0]
 
 

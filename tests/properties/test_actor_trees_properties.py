@@ -143,7 +143,7 @@ in_its_time = settings(
 )
 
 
-@settings(in_its_time, max_examples=100)
+@settings(in_its_time, max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(0, 2**32))
 def test_every_failure_is_settled_once_and_nothing_outlives_its_owner(
     chance: random.Random, seed: int

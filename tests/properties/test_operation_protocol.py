@@ -519,7 +519,7 @@ def test_whoever_dies_between_any_two_steps_a_start_becomes_one_replica_or_nothi
         Protocol,
         settings=settings(
             deadline=None,
-            max_examples=80,
+            max_examples=50,
             stateful_step_count=60,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

@@ -300,7 +300,10 @@ async def test_recovery_R28_waiting_agent_takes_over_when_the_other_ones_lease_i
     assert world.owner == (2, world.b.address), "one that comes back waits in its turn"
 
 
-@pytest.mark.parametrize("seed", range(4))
+# Fifty disturbances in the short run, three hundred in the long one.
+@pytest.mark.parametrize(
+    "seed", [pytest.param(it, marks=pytest.mark.soak if it > 1 else ()) for it in range(12)]
+)
 async def test_recovery_R28_agents_settle_after_every_disturbance(world: World, seed: int) -> None:
     chance = random.Random(seed)
     agents = [world.a, world.b]
