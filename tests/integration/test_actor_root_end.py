@@ -31,6 +31,20 @@ class Messy(Actor):
         raise OSError("no space left")
 
 
+class Kind(Actor):
+    @endpoint
+    async def step(self) -> int:
+        return 1
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("not today")
+
+
+def refuse(failure: MeshFailure) -> None:
+    raise UnhandledFault(failure)
+
+
 class Slow(Actor):
     """Ends when it is cancelled, and not before."""
 
@@ -57,6 +71,26 @@ async def test_who_is_cancelled_while_the_tree_ends_leaves_nothing_of_it(monkeyp
             assert await tidy.step.call_one() + await slow.step.call_one() == 2
             limit.reschedule(asyncio.get_running_loop().time() + 0.1)
     assert (tmp_path / "tidy").exists()
+
+
+async def test_a_process_has_one_root_also_when_two_are_entered_at_once():
+    async def enter() -> int:
+        async with root():
+            return await this_proc().spawn("kind", Kind).step.call_one()
+
+    first, second = await asyncio.gather(enter(), enter(), return_exceptions=True)
+    assert first == 1
+    assert isinstance(second, RuntimeError) and "there is one root" in str(second)
+
+
+async def test_a_root_that_was_left_may_be_entered_again(monkeypatch):
+    monkeypatch.setattr(public, "unhandled_fault_hook", refuse)
+    again = root()
+    for _ in range(2):
+        with pytest.raises(UnhandledFault):
+            async with again:
+                this_proc().spawn("kind", Kind).fail.broadcast()
+                await asyncio.sleep(60)
 
 
 async def leave_by(error: BaseException | None, told: list[MeshFailure]) -> None:

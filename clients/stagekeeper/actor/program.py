@@ -324,6 +324,7 @@ class Program:
 
 
 _current: Program | None = None
+_claiming: Final = threading.Lock()
 
 
 def current_program() -> Program:
@@ -346,6 +347,17 @@ def set_current_program(program: Program | None) -> None:
     _current = program
 
 
-def has_current_program() -> bool:
-    """Return whether this process has its program already."""
-    return _current is not None
+def claim_process(program: Program) -> None:
+    """Make `program` the one of this process, which has none.
+
+    Raises:
+        RuntimeError: it has one.
+    """
+    global _current
+    with _claiming:
+        if _current is not None:
+            raise RuntimeError(
+                "this process has a place in an actor tree already: there is one root, and actors "
+                "spawn with this_host() and this_proc()"
+            )
+        _current = program

@@ -36,7 +36,7 @@ from stagekeeper.actor.owning.scope import (
 from stagekeeper.actor.program import (
     DEFAULT_LEASE_S,
     Program,
-    has_current_program,
+    claim_process,
     set_current_program,
 )
 from stagekeeper.host import loop_signals
@@ -74,6 +74,10 @@ class Root:
         self._lease_s = lease_s
         self._listen_host = listen_host
         self._stop_budget_s = stop_budget_s
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know of no tree: the same root may be entered again when it was left."""
         self._fault: BaseException | None = None
         self._unconfirmed: list[MeshFailure] = []
         self._client: Client | None = None
@@ -85,13 +89,8 @@ class Root:
         """Where SIGTERM is listened to; None when it is not."""
 
     async def __aenter__(self) -> Root:
-        if has_current_program():
-            raise RuntimeError(
-                "this process has a place in an actor tree already: there is one root, and actors "
-                "spawn with this_host() and this_proc()"
-            )
         instance_id = str(uuid.uuid4())
-        self._program = Program(
+        program = Program(
             instance_id=instance_id,
             tree_path=f"{uuid.uuid4()}/{instance_id}",
             token=secrets.token_urlsafe(32),
@@ -99,14 +98,20 @@ class Root:
             lease_s=self._lease_s,
             listen_host=self._listen_host,
         )
+        claim_process(program)  # before anything is awaited, so that nobody else comes between
+        self._forget()
+        self._program = program
         identity = ActorIdentity(instance_id, "", self._name, 0, 1, 1, ())
         self._scope = Scope(identity, stop_budget_s=self._stop_budget_s)
         self._scope.supervise = self._ask_hook
         self._scope.on_unhandled = self._ask_hook_about_end
         self._program.root_scope = self._scope
         self._program.before_child = self._start_warden
-        await self._program.start()
-        set_current_program(self._program)
+        try:
+            await self._program.start()
+        except BaseException:
+            set_current_program(None)
+            raise
         install_excepthook()
         self._token: Token[Scope | None] = current_scope.set(self._scope)
         self._task = asyncio.current_task()

@@ -67,6 +67,11 @@ class LocalProcSource:
         program.before_child()
         program.memory_kills()  # from now on it is known what was before
         main = getattr(sys.modules.get("__main__"), "__file__", None)
+        try:
+            cwd, pythonpath = Path.cwd(), own_pythonpath(Path(main) if main else None)
+        except OSError as error:
+            gone = ProcNotStarted(f"{name} has no folder to run in, since this process has none")
+            raise ProcFailed(not_started(instance_id, name, gone)) from error
         spec = ProcLaunch(
             instance_id=instance_id,
             name=name,
@@ -76,13 +81,13 @@ class LocalProcSource:
             lease_s=program.lease_s,
             boot_id=program.boot_id,
             owner=f"process {os.getpid()}",
-            pythonpath=own_pythonpath(Path(main) if main else None),
+            pythonpath=pythonpath,
         )
         try:
             launched = await launch(
                 spec,
                 env=os.environ,
-                cwd=Path.cwd(),
+                cwd=cwd,
                 log_path=None,
                 start_timeout_s=START_LIMIT_S,
             )
