@@ -180,6 +180,20 @@ def test_counting_on_is_told_now_and_then():
     assert creation.feed(progress(done=3)) == ""
 
 
+def test_what_came_too_soon_is_told_when_nothing_else_comes():
+    clock = FakeTime()
+    creation = CreationProgress(clock)
+    creation.feed(progress())
+    assert creation.feed(progress(done=7)) == ""
+    assert creation.kept_back() == []
+
+    clock.now += QUIET_S
+    (line,) = creation.kept_back()
+    assert line.endswith("STARTING(LOAD) 7/40 reading")
+    clock.now += QUIET_S
+    assert creation.kept_back() == []
+
+
 def test_standstill_is_not_told_again():
     clock = FakeTime()
     creation = CreationProgress(clock)

@@ -36,6 +36,7 @@ class StageRow:
     done: int = 0
     total: int = 0
     note: str = ""
+    told: tuple[int, str] = (0, "")
     told_at: float = 0.0
 
 
@@ -76,12 +77,21 @@ class CreationProgress:
                 since=now,
             )
             self._rows[key] = row
-        has_moved = (row.done, row.note) != (progress.progress.done, progress.progress.note)
         row.done, row.total = progress.progress.done, progress.progress.total
         row.note = progress.progress.note
-        if not is_new and not (has_moved and now - row.told_at >= QUIET_S):
-            return ""
-        row.told_at = now
+        return self._tell(row) if is_new or self._is_due(row) else ""
+
+    def kept_back(self) -> list[str]:
+        """Return the lines of what came too soon after another one, and nothing has come since."""
+        return [self._tell(row) for row in self.rows if self._is_due(row)]
+
+    def _is_due(self, row: StageRow) -> bool:
+        # Compared with what was told, not with what came last: that may have been kept back.
+        has_moved = row.told != (row.done, row.note)
+        return has_moved and self._monotonic() - row.told_at >= QUIET_S
+
+    def _tell(self, row: StageRow) -> str:
+        row.told, row.told_at = (row.done, row.note), self._monotonic()
         return self.line(row)
 
     def line(self, row: StageRow) -> str:

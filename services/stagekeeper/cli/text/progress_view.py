@@ -5,6 +5,7 @@ Decided here: how it looks. What is printed meanwhile by anybody stands above th
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from stagekeeper.cli.stdout import say
 from stagekeeper.cli.text.amounts import seconds
-from stagekeeper.cli.text.progress import CreationProgress, StageRow, how_far
+from stagekeeper.cli.text.progress import QUIET_S, CreationProgress, StageRow, how_far
 from stagekeeper.cli.text.tables import style_of
 from stagekeeper.v1 import types_pb2 as pb2
 
@@ -37,10 +38,15 @@ class ProgressView(Protocol):
 
 @contextmanager
 def progress_view() -> Iterator[ProgressView]:
-    """Show one creation on stdout until the `with` ends; the last state stays."""
+    """Show one creation on stdout until the `with` ends; the last state stays. On a loop."""
     progress = CreationProgress(time.monotonic)
     if not sys.stdout.isatty():
-        yield _Lines(progress)
+        lines = _Lines(progress)
+        lines.look_later()
+        try:
+            yield lines
+        finally:
+            lines.end()
         return
     from rich.live import Live
 
@@ -56,6 +62,20 @@ def progress_view() -> Iterator[ProgressView]:
 class _Lines:
     def __init__(self, progress: CreationProgress) -> None:
         self._progress = progress
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look_later(self) -> None:
+        """Tell now and then what came too soon after another line, from here on."""
+        self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._look)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        for line in self._progress.kept_back():
+            say(f"  {line}")
+        self.look_later()
 
     def show(self, progress: pb2.StageProgress) -> None:
         line = self._progress.feed(progress)
