@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from stagekeeper.actor import Died, FailureKind
+from stagekeeper.actor.owning import known_ends
 from tests.harness.actor_trees import SOON_S, all_gone, frozen
 from tests.stages.actor_cases import Worker
 
@@ -70,3 +71,23 @@ async def test_a_respawn_ends_the_frozen_process_with_all_that_it_started(tree, 
     assert end.mesh is beside and end.kind == FailureKind.SIGNALED
     await end.respawn()
     assert await beside.add.call_one(1, 2) == 3
+
+
+async def test_a_respawn_replaces_a_frozen_process_also_when_its_connection_was_lost(
+    tree, procs, monkeypatch
+):
+    monkeypatch.setattr(known_ends, "_NEWS_LIMIT_S", 0.1)
+    worker = procs.spawn("worker", Worker)
+    pid = (await worker.where.call_one())["pid"]
+    (place,) = (await worker.places()).values()
+    with frozen(pid):
+        assert (await tree.faults.one()).kind == FailureKind.STALLED
+        link = tree.program.links.existing(place.instance_id)
+        await link.close()  # as the transport does that hears nothing for long
+        failure = await tree.faults.one()
+        assert failure.kind == FailureKind.GONE
+
+        await asyncio.wait_for(failure.respawn(), SOON_S)
+
+        await all_gone([pid])
+    assert (await worker.where.call_one())["incarnation"] == 2

@@ -113,6 +113,19 @@ class Respawns:
                     self._not_back.setdefault(rank.rank, set()).add(rank.incarnation - 1)
             return {rank.rank: rank.failure for rank in ranks if rank.failure is not None}
 
+    async def _out_of_reach(self, rank: ActorRank) -> str:
+        """Return the process of a rank that was lost with its connection alone; "" else.
+
+        It may be frozen, and then no actor comes up in it.
+        """
+        is_lost = rank.failure is not None and rank.failure.kind is FailureKind.GONE
+        if not is_lost or rank.place is None:
+            return ""
+        if await self._procs.end_of(rank.place.instance_id) is not None:
+            return ""
+        _log.warning("the process of %s is out of reach, and is replaced", rank.name)
+        return rank.place.instance_id
+
     def _is_due(self, rank: ActorRank, incarnation: int) -> bool:
         """Return whether this life of a rank is its last, or no respawn since brought it back."""
         if rank.incarnation == incarnation:
@@ -135,7 +148,8 @@ class Respawns:
         for rank in others:
             self._failures.owner_knows(rank)
         answers = await asyncio.gather(*map(self._stops.let_go, others))
-        stuck = set[str]()
+        lost = await asyncio.gather(*map(self._out_of_reach, others))
+        stuck = {instance_id for instance_id in lost if instance_id}
         for rank, answer in zip(others, answers, strict=True):
             if answer is None:
                 continue
