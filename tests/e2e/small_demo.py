@@ -13,13 +13,13 @@ import yaml
 from examples.semantic_search.demo.run import run_demo
 from examples.semantic_search.demo.scene import Scene
 from stagekeeper.client import Client
-from tests.e2e.specs import chain
+from tests.e2e.specs import echo
 from tests.harness.cluster import STAGES
 
 
 def write_spec(directory: Path) -> Path:
     path = directory / "spec.yaml"
-    path.write_text(yaml.safe_dump(chain(replicas=2)))
+    path.write_text(yaml.safe_dump(echo(replicas=2)))
     return path
 
 
@@ -29,7 +29,7 @@ PACE_S: Final = 0.01
 
 async def ask(client: Client, question: str, timeout: float, /) -> str:
     await asyncio.sleep(PACE_S)
-    return str(await client.call("chain", "ask", question, timeout=timeout))
+    return str(await client.call("echo", "echo", question, timeout=timeout))
 
 
 def tell(answer: str) -> Sequence[str]:

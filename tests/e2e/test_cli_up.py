@@ -18,8 +18,7 @@ from tests.harness.waiting import wait_for
 ECHO = """\
 name: echo
 stages:
-  - {name: front, entrypoint: "sample_stages:Echo", devices: [0], memory: {bytes: 64MiB}}
-  - {name: back, entrypoint: "sample_stages:Echo", devices: [1], memory: {bytes: 64MiB}}
+  - {name: only, entrypoint: "sample_stages:Echo", devices: [0], memory: {bytes: 64MiB}}
 """
 MORE_ECHO = ECHO.replace("name: echo", "name: echo\nreplicas: 2")
 BROKEN = """\
@@ -46,7 +45,7 @@ async def test_ctrl_c_deletes_what_was_deployed_and_leaves_no_process(up: Up) ->
     program = await up.serving(up.spec(ECHO), agents=2)
     called = await command_line("call", "echo", "echo", '"hello"', endpoint=up.endpoint)
     assert (called.code, called.out) == (0, '"hello"\n')
-    assert len(up.stage_processes()) == 2
+    assert len(up.stage_processes()) == 1
 
     program.send(signal.SIGINT)
 
@@ -94,7 +93,7 @@ async def test_killed_up_leaves_the_stages_to_the_next_one(up: Up) -> None:
 
     second = await up.serving(spec)
     assert up.stage_processes() == stages
-    assert "took over 2 running stages" in second.output
+    assert "took over 1 running stage" in second.output
     assert "echo: READY, 1 replica: nothing to do" in second.output
 
     second.send(signal.SIGTERM)
@@ -109,7 +108,7 @@ async def test_keep_leaves_the_stages_running_at_the_end(up: Up) -> None:
     program.send(signal.SIGTERM)
 
     assert await program.ended() == ExitCode.DONE
-    assert "left running: echo (2 stages); the next `stagekeeper up`" in program.output
+    assert "left running: echo (1 stage); the next `stagekeeper up`" in program.output
     assert up.programs() == {}
     assert up.stage_processes() == stages
 
@@ -123,11 +122,11 @@ async def test_what_was_deployed_from_elsewhere_goes_on_and_that_is_said(up: Up)
     program.send(signal.SIGINT)
 
     assert await program.ended() == ExitCode.INTERRUPTED
-    assert "left running: h2 (2 stages); the next `stagekeeper up` with this --state-dir takes" in (
+    assert "left running: h2 (1 stage); the next `stagekeeper up` with this --state-dir takes" in (
         program.output
     )
     assert "left running: echo" not in program.output
-    assert len(up.stage_processes()) == 2
+    assert len(up.stage_processes()) == 1
 
 
 async def test_failed_start_is_told_and_leaves_nothing_for_the_mended_one_to_trip_over(
@@ -270,7 +269,7 @@ async def test_up_goes_on_when_nobody_reads_it_any_more(up: Up) -> None:
         start_new_session=True,
     )
     try:
-        await wait_for(lambda: len(up.stage_processes()) == 2, "both stages run")
+        await wait_for(lambda: len(up.stage_processes()) == 1, "its stage runs")
         # The reader left after two lines, and `up` said more since.
         assert any(
             "stagekeeper.cli up" in command and not command.startswith("bash")

@@ -176,7 +176,7 @@ async def test_standby_does_not_take_over_from_a_stopped_supervisor(
     first.send(signal.SIGSTOP)
     await standby.line(r"standing by.*does not answer")
     looks = proxy.connection_count
-    await wait_for(lambda: proxy.connection_count >= looks + 5, "it has looked five times more")
+    await wait_for(lambda: proxy.connection_count >= looks + 3, "it has looked three times more")
     first.send(signal.SIGCONT)
     lives = r"standing by.*lives at"
     await wait_for(lambda: len(re.findall(lives, standby.output)) == 2, "it lives again")
