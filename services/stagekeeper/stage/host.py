@@ -18,12 +18,14 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagekeeper.actor import context
 from stagekeeper.actor.hosting.connect import Connections
 from stagekeeper.core.command_stage import GRPC
+from stagekeeper.host import loop_signals
 from stagekeeper.host.process import boot_id
 from stagekeeper.host.server import Server
 from stagekeeper.runtime.launch import Launch, read_launch
@@ -316,12 +318,12 @@ class StageHost:
             # The next one is the kernel's to carry out: it also ends a process in which a call
             # into native code holds the interpreter.
             for each in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(each)
+                loop_signals.leave(loop, each)
                 signal.signal(each, signal.SIG_DFL)
             self._want_end(self._launch.stop_budget_s, f"it got {number.name}")
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
+            loop_signals.listen(loop, number, partial(on_signal, number))
 
 
 def _context_of(launch: Launch) -> StageContext:
