@@ -147,7 +147,7 @@ async def test_recovery_U31_failed_shard_takes_the_other_worker_down_and_is_the_
 async def test_worker_that_dies_and_stays_away_takes_the_start_down_on_the_other(
     cluster: Cluster,
 ) -> None:
-    await cluster.start_supervisor("--lease-s=2", "--lost-s=4")
+    await cluster.start_supervisor("--lease-s=2", "--lost-s=3")
     await asyncio.gather(*(cluster.start_agent(node) for node in NODES))
     gate = cluster.directory / "gate"
     spec = wide(cluster, front={"gate": str(gate)})

@@ -184,7 +184,7 @@ async def test_recovery_R3_late_failure_of_a_report_leaves_the_next_connection_a
         registered = await registrations_when_quiet(client)
         for flow in old:
             flow.reset()  # α fails now, at the latest
-        await beats(client, 4)
+        await beats(client, 2)
 
         assert connections_of(agent) == [1, 2]
         assert (await worker(client)).registration_count == registered
@@ -205,7 +205,7 @@ async def test_recovery_U4_old_heartbeat_that_fails_after_the_move_to_the_next_e
         await wait_for(lambda: connections_of(agent) == [1, 2], "epoch 2", within_s=SOON_S * 2)
         for flow in old:
             flow.reset()
-        await beats(client, 4)
+        await beats(client, 2)
 
         listed = await worker(client)
         assert listed.state == ALIVE

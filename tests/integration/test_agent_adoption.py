@@ -215,7 +215,7 @@ async def test_call_within_the_budget_of_a_stop_is_answered_though_the_agent_die
     shard = overseer.shards["a"]
     caller = StageCaller()
     calling = asyncio.create_task(
-        caller.call(shard.addresses[0].url, shard.instance_id, "wait", (5.0,), {}, timeout=60)
+        caller.call(shard.addresses[0].url, shard.instance_id, "wait", (3.0,), {}, timeout=60)
     )
     await asyncio.sleep(0.3)
     stopping = asyncio.create_task(overseer.stop(0, budget_s=30.0))
