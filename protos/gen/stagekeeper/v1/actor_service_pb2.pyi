@@ -184,8 +184,9 @@ class StopActorResponse(_message.Message):
 
     @_builtins.property
     def cleanup_failure(self) -> _types_pb2.Failure:
-        """`__cleanup__` raised, or went over its budget (CLEANUP_RAISED); or, of another kind, what failed
-        while it stopped and what nobody had handled below it, for its owner to decide about.
+        """`__cleanup__` raised, or went over its budget (CLEANUP_RAISED); or, of another kind, for its owner to
+        decide about: what had ended it before, of which the owner may not have heard yet, or else what failed
+        while it stopped and what nobody had handled below it.
         """
 
     def __init__(
