@@ -17,6 +17,7 @@ from stagekeeper.actor.connection.outbox import Outbox
 from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure_wire import failure_from_proto
 from stagekeeper.actor.hosting import handlers, hosted_actor
+from stagekeeper.actor.hosting.hosted_actor import ActorState
 from stagekeeper.actor.hosting.house import House
 from stagekeeper.actor.hosting.message import Message
 from stagekeeper.actor.hosting.sessions import Session
@@ -102,6 +103,15 @@ class Stubborn(Actor):
         return self._clean_up()
 
     async def _clean_up(self) -> None:
+        CLEANED.append("up")
+
+
+class Slow(Actor):
+    def __init__(self) -> None:
+        CLEANED.append("begins")
+        assert GATE.wait(SOON_S)
+
+    def __cleanup__(self, exc: BaseException | None) -> None:
         CLEANED.append("up")
 
 
@@ -350,3 +360,24 @@ async def test_what_ended_after_nobody_waited_for_it_is_forgotten(name):
         it.house.cancel(actor_id, message)
 
         assert not (await it.stop(actor_id, 3_600)).unrun
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "after the stop"])
+async def test_what_comes_up_while_it_is_stopped_cleans_up_all_the_same(monkeypatch, is_late):
+    monkeypatch.setattr(hosted_actor, "LEAST_CLEANUP_S", 0.1 if is_late else SOON_S)
+    CLEANED.clear()
+    async with hosted() as it:
+        starting = asyncio.create_task(it.house.spawn(it.request(Slow), it.session))
+        await wait_for(lambda: "begins" in CLEANED, "its __init__ runs")
+        actor = it.house._actors["Slow"]
+        stopping = asyncio.create_task(it.stop("Slow", 0.0))
+        if is_late:
+            assert (await stopping).is_stuck
+            monkeypatch.undo()
+        await wait_for(lambda: actor.state is not ActorState.STARTING, "it is stopped")
+
+        GATE.set()
+
+        assert await asyncio.wait_for(starting, SOON_S) is None
+        assert is_late or not (await stopping).is_stuck
+        assert CLEANED == ["begins", "up"]

@@ -110,6 +110,8 @@ class HostedActor:
         self._let_go_at = 0.0
         self._started: asyncio.Task[MeshFailure | None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._ended_by: BaseException | None = None
+        """Why it was stopped; None when that was asked for."""
         self.on_ended: Callable[[HostedActor], None] = lambda _: None
         self.on_exit: Callable[[BaseException], None] = lambda _: None
         """Called when the actor's code wants the whole process to end, before that goes on up."""
@@ -138,8 +140,14 @@ class HostedActor:
         except BaseException as error:
             what = f"{self.identity.name}: __init__ raised"
             failure = failure_from(self.identity, FailureKind.INIT_RAISED, error, what)
-            self._end_with(failure, error, is_told=False)
+            if self.state is ActorState.ENDED:
+                _log.warning("after %s was stopped: %s", self.identity.name, failure.summary)
+                self._let_go()
+            else:
+                self._end_with(failure, error, is_told=False)
             return self.failure
+        if self.state is ActorState.ENDED:
+            await self._clean_up_late()
         if self.state is not ActorState.STARTING:
             return self.failure
         self.state = ActorState.SERVING
@@ -147,6 +155,13 @@ class HostedActor:
         self._inbox.open(actor)
         self.scope.open()
         return None
+
+    async def _clean_up_late(self) -> None:
+        """Clean up after an `__init__` that took longer than the stop waited for it."""
+        cleanup_failure = await self._methods.clean_up(self._ended_by, LEAST_CLEANUP_S)
+        if cleanup_failure is not None:
+            _log.warning("%s", cleanup_failure.summary)
+        self._let_go()
 
     # --- messages
 
@@ -261,9 +276,12 @@ class HostedActor:
             )
         left_s = max(self._stop_at - time.monotonic(), min(budget_s, LEAST_CLEANUP_S))
         below = await self.scope.stop(left_s, failure)
-        error = None if failure is None else FailureAsError(failure)
+        self._ended_by = None if failure is None else FailureAsError(failure)
         left_s = max(self._stop_at - time.monotonic(), LEAST_CLEANUP_S)
-        cleanup_failure = await self._methods.clean_up(error, left_s)
+        if self._started is not None and not self._started.done():
+            left_s /= 2  # one half for `__init__`, which still runs
+            await self._made(left_s)
+        cleanup_failure = await self._methods.clean_up(self._ended_by, left_s)
         went_wrong = [*self._left, *below, *([cleanup_failure] if cleanup_failure else [])]
         if went_wrong:
             whole = cut_off(self.identity, went_wrong)
@@ -272,6 +290,13 @@ class HostedActor:
                 self.push(whole)  # whoever asked may be gone, or wait no longer
         self._finish()
         return response
+
+    async def _made(self, limit_s: float) -> None:
+        """Return when `__init__` has ended, with all that comes of its raising; or the limit has."""
+        if self._started is not None:
+            await asyncio.wait({self._started}, timeout=limit_s)
+        if self._ending is not None:
+            await self._ending
 
     @property
     def is_running(self) -> bool:
@@ -286,9 +311,14 @@ class HostedActor:
         if self.state is not ActorState.FAILED:
             self.state = ActorState.ENDED
         self._turns.close()
+        if self._started is None or self._started.done():
+            self._let_go()
+        self.on_ended(self)
+
+    def _let_go(self) -> None:
+        """Hold what was made no longer. No code of it is begun after this."""
         self._thread.close()
         self._methods.forget()
-        self.on_ended(self)
 
     # --- looking
 
