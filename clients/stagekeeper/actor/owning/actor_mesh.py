@@ -276,14 +276,15 @@ class ActorMeshControl:
         )
         for rank, answer in zip(self.ranks, answers, strict=True):
             if answer is not None:
-                (report.stuck if answer.is_stuck else report.clean).append(rank.rank)
+                report.cleanup += self._stops.heard(rank, answer)
                 report.unrun += [
                     Unrun(rank.rank, it.endpoint, it.sender, it.had_begun) for it in answer.unrun
                 ]
-                report.cleanup += self._stops.heard(rank, answer)
+            if answer is not None and answer.is_stuck:
+                report.stuck.append(rank.rank)
             elif rank.failure is not None:
                 report.dead[rank.rank] = rank.failure
-            elif rank.state is RankState.STOPPED:  # with its processes
+            elif answer is not None or rank.state is RankState.STOPPED:  # with its processes
                 report.clean.append(rank.rank)
             else:
                 report.unreachable.append(rank.rank)
