@@ -116,19 +116,21 @@ async def test_events_are_followed_over_a_restart_of_the_supervisor(serving: Clu
     assert failure["subject"] == "chain/0/1"
 
 
-async def test_describe_says_why_since_when_and_what_next(serving: Cluster) -> None:
-    well = await command_line("describe", "chain", endpoint=serving.endpoint)
+async def test_describe_says_why_since_when_and_what_next(standing: Cluster) -> None:
+    async with standing.client() as client:
+        await client.deploy(chain())
+    well = await command_line("describe", "chain", endpoint=standing.endpoint)
     assert well.code == ExitCode.DONE, well.err
     assert re.search(r"^chain  READY  since \d\d:\d\d:\d\d", well.out)
     assert "why:" not in well.out
     assert "START_BEGAN" in well.out
 
-    async with serving.client() as client:
+    async with standing.client() as client:
         deployment = await client.get("chain")
     os.kill(deployment.replicas[0].shards[1].record.pid, signal.SIGKILL)
 
     async def is_dead() -> str | None:
-        told = await command_line("describe", "chain", endpoint=serving.endpoint)
+        told = await command_line("describe", "chain", endpoint=standing.endpoint)
         return told.out if "FAILED" in told.out else None
 
     dead = await wait_for(is_dead, "the failure is described")
@@ -137,7 +139,7 @@ async def test_describe_says_why_since_when_and_what_next(serving: Cluster) -> N
     assert "last failure: back on worker node-1 at" in dead
     assert re.search(r"\| .*READY at", dead), "the end of its log"
 
-    as_json = await command_line("describe", "chain", "-o", "json", endpoint=serving.endpoint)
+    as_json = await command_line("describe", "chain", "-o", "json", endpoint=standing.endpoint)
     document = json.loads(as_json.out)
     assert document["deployment"]["state"] == "FAILED"
     assert document["deployment"]["state_time"]
@@ -171,8 +173,8 @@ async def test_describe_of_a_silent_worker_and_of_a_new_reign(cluster: Cluster) 
     assert "why:" not in back
 
 
-async def test_what_does_not_exist_and_who_is_not_there(serving: Cluster) -> None:
-    end = serving.endpoint
+async def test_what_does_not_exist_and_who_is_not_there(standing: Cluster) -> None:
+    end = standing.endpoint
     unknown = await command_line("describe", "nothing", endpoint=end)
     assert unknown.code == ExitCode.FAILED
     assert "`stagekeeper status` lists what there is" in unknown.err
