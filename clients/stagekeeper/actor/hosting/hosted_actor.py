@@ -292,7 +292,7 @@ class HostedActor:
         return response
 
     async def _made(self, limit_s: float) -> None:
-        """Return when `__init__` has ended, with all that comes of its raising; or the limit has."""
+        """Return once `__init__` has ended, with what comes of its raising; or after the limit."""
         if self._started is not None:
             await asyncio.wait({self._started}, timeout=limit_s)
         if self._ending is not None:
