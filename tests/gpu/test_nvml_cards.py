@@ -9,12 +9,7 @@ import pytest
 from stagekeeper.agent.cards.device_choice import GpuChoice
 from stagekeeper.agent.cards.nvml import NvmlDevices
 
-torch = pytest.importorskip("torch")
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 
 def source(*names: str) -> NvmlDevices:
@@ -22,7 +17,7 @@ def source(*names: str) -> NvmlDevices:
     return NvmlDevices(choice, "host", deadline_s=10.0, interval_s=5.0)
 
 
-async def test_cards_are_those_of_torch_and_what_is_used_is_seen():
+async def test_cards_are_those_of_torch_and_what_is_used_is_seen(torch):
     held = torch.zeros(2**28, dtype=torch.uint8, device="cuda:0")
     everything = source()
 

@@ -8,12 +8,7 @@ from stagekeeper.runtime.launch import LaunchDevice
 from stagekeeper.v1 import types_pb2
 from tests.harness.stage_process import StageProcess
 
-torch = pytest.importorskip("torch")
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 MIB = 2**20
 ARGUMENTS = '{"weights_mib": 64, "batch_mib": 128}'
