@@ -126,7 +126,7 @@ def a_link(silences: list[float]) -> Link:
         pb.Hello(),
         lease_s=10.0,
         on_failure=lambda _: None,
-        on_silence=lambda _, silent_s: silences.append(silent_s),
+        on_silence=lambda link: silences.append(link.silent_s),
         on_broken=lambda *_: None,
     )
 

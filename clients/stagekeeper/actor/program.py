@@ -278,22 +278,26 @@ class Program:
             pid=place.pid,
         )
 
-    def _silent(self, link: Link, silent_s: float) -> None:
-        """A process gives no sign of life, and nobody says that it is gone: it is stalled."""
+    def stalled(self, link: Link) -> MeshFailure:
+        """Make the failure of a process that gives no sign of life, and is not known to be gone."""
         place = link.place
-        failure = MeshFailure(
+        return MeshFailure(
             id=failure_id(place.instance_id, FailureKind.STALLED),
             kind=FailureKind.STALLED,
             mesh_name="",
             instance_id=place.instance_id,
-            message=f"process {place.pid} gave no sign of life for {silent_s:.2f} s, and is not "
-            "known to be gone",
+            message=f"process {place.pid} gave no sign of life for {link.silent_s:.2f} s, and is "
+            "not known to be gone",
             detected_by="beat",
             detect_time=seen_now(),
             pid=place.pid,
         )
+
+    def _silent(self, link: Link) -> None:
+        """Tell each mesh with a rank in a process that is stalled from now on."""
+        failure = self.stalled(link)
         for mesh in self._actors():
-            mesh.process_failed(place.instance_id, failure)
+            mesh.process_failed(link.place.instance_id, failure)
 
     def _actors(self) -> list[AdoptedActors]:
         """Return the meshes of actors as they are now: other threads adopt more."""

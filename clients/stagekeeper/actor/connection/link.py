@@ -67,7 +67,6 @@ class Link:
         hello: the first frame.
         lease_s: silence of this length is told to `on_silence`, once until it speaks again.
         on_failure: news of a rank that this process owns there.
-        on_silence: called with the seconds since the last sign of life.
         on_broken: called once when the stream has ended for good, before the callers are told; with
             what went wrong, for people.
         comes_back_s: how long a stream that broke is tried anew; 0 where a break says that the
@@ -81,7 +80,7 @@ class Link:
         *,
         lease_s: float,
         on_failure: Callable[[pb.RankFailed], None],
-        on_silence: Callable[[Link, float], None],
+        on_silence: Callable[[Link], None],
         on_broken: Callable[[Link, str], None],
         comes_back_s: float = 0.0,
     ) -> None:
@@ -110,6 +109,11 @@ class Link:
         self._connected: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self.is_broken = False
+
+    @property
+    def silent_s(self) -> float:
+        """The seconds since the last sign of life."""
+        return time.monotonic() - self._last_heard
 
     def open(self) -> None:
         """Begin to connect. Frames may be sent from now on."""
@@ -211,10 +215,10 @@ class Link:
             # backlog: a process that is frozen takes little things for a long while.
             self._last_heard = now
         self._moved_at_look = moved_bytes
-        silent_s = now - self._last_heard
-        if silent_s >= self._lease_s and not self.is_silent and not self.is_broken:
+        is_late = now - self._last_heard >= self._lease_s
+        if is_late and not self.is_silent and not self.is_broken:
             self.is_silent = True
-            self._on_silence(self, silent_s)
+            self._on_silence(self)
 
     def forgive(self, stalled_s: float) -> None:
         """Leave out of account a time in which this process itself did not run."""

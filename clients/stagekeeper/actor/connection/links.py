@@ -33,7 +33,7 @@ class Links:
         hello_to: Callable[[Place], pb.Hello],
         lease_s: float,
         on_failure: Callable[[pb.RankFailed], None],
-        on_silence: Callable[[Link, float], None],
+        on_silence: Callable[[Link], None],
         on_tick: Callable[[float, float], None],
         comes_back_s: Callable[[Place], float] = lambda _: 0.0,
     ) -> None:

@@ -104,6 +104,8 @@ class ActorMeshControl:
                 instance_id=place.instance_id,
             )
             rank.actor_id = actor_id
+            if link.is_silent:  # which only the meshes that were there then were told
+                self.process_failed(place.instance_id, self._program.stalled(link))
             response = await link.actors.SpawnActor(request)
         except MeshStopped:  # its processes were, which is no failure
             if incarnation == rank.incarnation:
