@@ -91,9 +91,11 @@ class StandingCluster(Cluster):
         return program is not None and program.is_running and program in self._plain
 
     async def _delete_all(self) -> None:
-        assert self.supervisor is not None
+        # What is down would be waited for, and a sweep is quicker.
+        assert self.supervisor is not None and self.supervisor.is_running
         async with self.client() as client:
             names = [it.name for it in (await client.list()).deployments]
+            assert not names or all(it.is_running for it in self.agents.values())
             await asyncio.gather(*(client.delete(name) for name in names))
         await self.no_stage_left()
 
