@@ -31,7 +31,10 @@ from stagekeeper.actor import (
     this_proc,
 )
 from stagekeeper.actor.owning import local_procs
+from stagekeeper.actor.owning.references import ReferenceKeeper
+from stagekeeper.actor.place import Place
 from stagekeeper.client.errors import NoRoom
+from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.actor_limits import STREAM_WINDOW
 from tests.harness.actor_trees import SOON_S, a_script, all_gone, is_alive, until
 from tests.stages.actor_cases import (
@@ -774,6 +777,36 @@ async def test_messages_that_are_there_run_within_the_budget(tree, journal, gate
     assert report.is_clean and report.unrun == []
     assert await asyncio.gather(*calls) == ["one", "two"]
     assert journal.lines[-1] == "three ends"
+
+
+async def test_messages_that_were_sent_before_the_stop_run_also_when_they_are_on_their_way(
+    tree, procs, journal
+):
+    worker = procs[0:1].spawn("worker", Worker, "w", journal.path)
+    await worker.ready(LONG_S)
+    for _ in range(1_000):
+        worker.nap.broadcast(0.0)
+
+    report = await worker.stop(SOON_S)
+
+    assert report.is_clean and not report.unrun
+    assert journal.lines.count("w naps") == 1_000
+
+
+async def test_what_waits_for_a_mesh_that_its_owner_has_stopped_is_told_of(
+    tree, caplog, monkeypatch
+):
+    keeper = ReferenceKeeper(tree.program, "m", "worker", 1, Place("a", "i", 0, ""))
+    monkeypatch.setattr(keeper, "sought", lambda rank: None)
+    (rank,) = keeper.ranks
+    for _ in range(2):
+        rank.cast("add", Payload())
+
+    keeper._stopped(rank)
+
+    assert caplog.messages == [
+        "2 messages were for worker[0], which was stopped: add from root first"
+    ]
 
 
 async def test_an_error_of_a_message_that_runs_during_a_stop_is_not_lost(tree, journal, gate):

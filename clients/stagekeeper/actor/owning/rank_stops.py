@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from stagekeeper.actor.connection.fence import all_taken
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.owning.proc_places import ProcPlaces
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from stagekeeper.actor.program import Program
 
 _log = logging.getLogger("stagekeeper.actor")
+
+_LEAST_TAKEN_S: Final = 0.25
+"""For messages that are on their way when nothing is to run any more: so that they are named."""
 
 _GRACE_S: Final = 1.5
 """What an answer may take beyond the budget: a second for `__cleanup__`, and the way."""
@@ -111,14 +116,18 @@ class RankStops:
         self, rank: ActorRank, place: Place, budget_s: float, failure: MeshFailure | None
     ) -> pb.StopActorResponse | None:
         """Stop a rank that is up. _GONE when its process is; None: no answer in time."""
-        request = self._request(place, rank.actor_id, budget_s)
-        if failure is not None:
-            request.failure.CopyFrom(failure_to_proto(failure))
         link = self._program.links.existing(place.instance_id)
         if link is None:
             return _GONE
+        stop_at = time.monotonic() + budget_s
         # Who was silent for a whole lease is not waited for like one who works.
-        answers_in_s = 0.0 if link.is_silent else budget_s
+        if not link.is_silent:
+            await all_taken(link, max(budget_s, _LEAST_TAKEN_S))
+        left_s = max(0.0, stop_at - time.monotonic())
+        request = self._request(place, rank.actor_id, left_s)
+        if failure is not None:
+            request.failure.CopyFrom(failure_to_proto(failure))
+        answers_in_s = 0.0 if link.is_silent else left_s
         try:
             answer: pb.StopActorResponse = await link.actors.StopActor(
                 request, timeout=answers_in_s + _GRACE_S

@@ -8,6 +8,7 @@ owner can be asked.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ from stagekeeper.wire.error_details import describe
 
 if TYPE_CHECKING:
     from stagekeeper.actor.program import Program
+
+_log = logging.getLogger("stagekeeper.actor")
 
 
 class ReferenceKeeper:
@@ -122,6 +125,17 @@ class ReferenceKeeper:
         for endpoint, sender in rank.take_late_casts():
             self.undelivered(rank, endpoint, sender)
 
+    def _stopped(self, rank: ActorRank) -> None:
+        rank.stopped()
+        late = rank.take_late_casts()
+        if late:
+            _log.warning(
+                "%d messages were for %s, which was stopped: %s from %s first",
+                len(late),
+                rank.name,
+                *late[0],
+            )
+
     async def _place(self, rank: ActorRank, found: pb.RankPlace) -> None:
         if rank.state is RankState.UP and rank.actor_id == found.actor_id:
             return
@@ -131,7 +145,7 @@ class ReferenceKeeper:
             self._fail(rank, failure_from_proto(found.failure))
             return
         if not found.address:  # it was stopped before it was anywhere
-            rank.stopped()
+            self._stopped(rank)
             return
         place = place_from_proto(found)
         link = self._program.links.to(place)
@@ -141,7 +155,7 @@ class ReferenceKeeper:
             try:
                 self._fail(rank, await self._how_ended(rank, found.actor_id, link))
             except MeshStopped:
-                rank.stopped()
+                self._stopped(rank)
             return
         rank.up(link, found.actor_id, place)
 
@@ -186,6 +200,6 @@ class ReferenceKeeper:
             if rank.state is RankState.UP:
                 continue
             if why is None:
-                rank.stopped()
+                self._stopped(rank)
             else:
                 self._fail(rank, rank.failed_with(why))
