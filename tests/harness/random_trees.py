@@ -102,6 +102,7 @@ class Branch(Actor):
             mesh_id=self.identity.mesh_id,
             mesh=self.identity.mesh_name,
             rank=self.identity.rank,
+            size=self.identity.size,
             life=life,
             owner=plan["owner"],
             path=programs.current_program().tree_path.split("/")[1:],

@@ -98,6 +98,13 @@ class Lives:
         self.raised_by_respawns = {
             failure_id for it in by_what["respawn failed"] for failure_id in it["ids"]
         }
+        self.stalled = {
+            (it["failure"]["mesh_id"], rank)
+            for it in self.told
+            if it["failure"]["kind"] == "STALLED"
+            for rank in it["failure"]["ranks"]
+        }
+        """Ranks of which somebody was told that they make no progress."""
         self.overdue = {one for it in by_what["stopped"] for one in it["overdue"]}
         self.respawns_failed = {
             (it["actor"], it["mesh_id"], rank)

@@ -143,6 +143,10 @@ in_its_time = settings(
 )
 
 
+FAILED_ONCE = (1642, 2653, 3339, 4761)
+"""Seeds that the soak test found: stopped within `__init__`, spawned where nothing moves."""
+
+
 @settings(in_its_time, max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(0, 2**32))
 def test_every_failure_is_settled_once_and_nothing_outlives_its_owner(
@@ -150,6 +154,11 @@ def test_every_failure_is_settled_once_and_nothing_outlives_its_owner(
 ) -> None:
     try_trees(chance, seed)
     assert any(it["what"] == "born" for it in random_trees.MEMORY)
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_so_it_is_in_trees_that_once_were_otherwise(seed: int) -> None:
+    try_trees(random.Random(seed), seed)
 
 
 @pytest.mark.soak
