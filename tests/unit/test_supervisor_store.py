@@ -259,6 +259,61 @@ def test_damaged_file_is_set_aside_and_the_store_is_not_taken_for_new(opened, pa
     assert "damaged-1" in stored.quarantined[0]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM epoch",
+        "UPDATE epoch SET number = 'many'",
+        "UPDATE epoch SET number = -1",
+        "UPDATE epoch SET number = 9223372036854775807",
+        "UPDATE epoch SET supervisor_id = x'00'",
+    ],
+)
+def test_damaged_epoch_is_told_and_the_next_reign_can_write(opened, path, damage):
+    store = opened()
+    store.seize(FIRST)
+    store.write(FIRST, [SaveDeployment(desired("kept"))])
+    store.close()
+    with sqlite3.connect(path) as other:
+        other.execute(damage)
+
+    store = opened()
+    stored = store.load()
+
+    assert stored.epoch == NO_EPOCH
+    assert not stored.is_new
+    assert stored.desired == (desired("kept"),)
+    assert stored.quarantined[0].startswith("epoch: ")
+    store.seize(SECOND)
+    store.write(SECOND, [SaveDeployment(desired("new"))])
+    assert store.load().epoch == SECOND
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_written_to_a_file_that_is_not_there_any_more(opened, path, is_replaced):
+    store = opened()
+    store.seize(FIRST)
+    path.rename(path.with_suffix(".away"))
+    if is_replaced:
+        path.write_bytes(path.with_suffix(".away").read_bytes())
+
+    with pytest.raises(StoreFailed, match="was removed or replaced"):
+        store.write(FIRST, [SaveDeployment(desired("d"))])
+    with pytest.raises(StoreFailed, match="was removed or replaced"):
+        store.write_roster(FIRST, [WorkerId("w")])
+
+
+def test_whoever_is_kept_from_the_file_is_told_by_what(opened, path):
+    store = opened()
+    store.seize(FIRST)
+    store._connection.execute("PRAGMA busy_timeout = 1")
+    with sqlite3.connect(path, isolation_level=None) as backup:
+        backup.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreFailed, match="by another program"):
+            store.write(FIRST, [SaveDeployment(desired("d"))])
+        backup.execute("ROLLBACK")
+
+
 def test_store_of_a_later_release_is_refused_and_left_alone(opened, path):
     opened().close()
     with sqlite3.connect(path) as other:

@@ -122,6 +122,7 @@ class SqliteStore:
         self._failure_limit = failure_limit
         self._tombstone_limit = tombstone_limit
         self._damage: list[str] = []
+        self._file: tuple[int, int] | None = None
         try:
             try:
                 self._connection = _open(self._path)
@@ -130,7 +131,8 @@ class SqliteStore:
                     raise
                 self._set_file_aside(error)
         except sqlite3.Error as error:
-            raise StoreFailed(f"cannot open {self._path}: {error}") from error
+            raise StoreFailed(f"cannot open {self._path}: {_said(error)}") from error
+        self._file = self._file_there()
 
     def load(self) -> Stored:
         """Read everything there is.
@@ -212,7 +214,7 @@ class SqliteStore:
             )
         elif isinstance(write, SaveEpoch):
             row = (write.epoch.number, write.epoch.supervisor_id)
-            execute("UPDATE epoch SET number = ?, supervisor_id = ?", row)
+            execute("INSERT OR REPLACE INTO epoch VALUES (1,?,?)", row)
         elif isinstance(write, SaveFailure):
             row = rows.failure_to_row(write.failure)
             last = execute(
@@ -235,6 +237,11 @@ class SqliteStore:
         change("INSERT INTO roster VALUES (?)", [(new,) for new in sorted(wanted - stored)])
 
     def _check_epoch(self, epoch: Epoch) -> None:
+        if self._file_there() != self._file:
+            raise StoreFailed(
+                f"cannot write {self._path}: it was removed or replaced while this supervisor used "
+                "it: start a supervisor again, and apply the specs that it does not know"
+            )
         stored = self._epoch()
         if stored != epoch:
             raise EpochLost(
@@ -244,9 +251,18 @@ class SqliteStore:
 
     def _epoch(self) -> Epoch:
         row = self._connection.execute("SELECT number, supervisor_id FROM epoch").fetchone()
-        return NO_EPOCH if row is None else Epoch(row[0], row[1])
+        return rows.epoch_from_row(row) if row is not None else NO_EPOCH
+
+    def _file_there(self) -> tuple[int, int] | None:
+        """Tell which file is at the path now; None when there is none."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _load(self) -> Stored:
+        self._mend_epoch()
         epoch = self._epoch()
         desired = tuple(self._rows("deployments", "name", rows.desired_from_row))
         tombstones = dict(self._rows("tombstones", "rowid", rows.tombstone_from_row))
@@ -263,6 +279,19 @@ class SqliteStore:
             is_new=epoch == NO_EPOCH and not self._damage,
             quarantined=tuple(self._damage),
         )
+
+    def _mend_epoch(self) -> None:
+        """Forget a reign that cannot be read: workers remember the highest, and tell it."""
+        try:
+            row = self._connection.execute("SELECT number, supervisor_id FROM epoch").fetchone()
+            if row is None:
+                raise rows.RowDamaged("it is missing")
+            rows.epoch_from_row(row)
+        except rows.RowDamaged as error:
+            with self._transaction():
+                self._write(SaveEpoch(NO_EPOCH))
+            self._damage.append(f"epoch: {error}; the workers are asked for theirs")
+            _log.error("the stored epoch is damaged", why=str(error))
 
     def _rows(self, table: str, key: str, from_row: Callable[[rows.Row], T]) -> list[T]:
         """Read a whole table by its key, moving rows that cannot be read into quarantine."""
@@ -299,6 +328,7 @@ class SqliteStore:
         self._damage.append(f"{self._path} is damaged ({error}); it was set aside as {aside}")
         _log.error("the store is damaged", path=str(self._path), aside=str(aside), why=str(error))
         self._connection = _open(self._path)
+        self._file = self._file_there()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -315,7 +345,13 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreFailed(f"cannot {what} {self._path}: {error}") from error
+            raise StoreFailed(f"cannot {what} {self._path}: {_said(error)}") from error
+
+
+def _said(error: sqlite3.Error) -> str:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return f"{error} by another program (a backup, a shell of sqlite3): end that one"
+    return str(error)
 
 
 def _make_private(path: Path) -> None:

@@ -74,6 +74,20 @@ class RowDamaged(ValueError):
     """A row that is not what was written; the message says what is wrong with it."""
 
 
+def epoch_from_row(row: Row) -> Epoch:
+    """Read the row of `epoch`: its number and the supervisor.
+
+    Raises:
+        RowDamaged: it is no reign.
+    """
+    number, supervisor_id = row
+    if not isinstance(number, int) or not isinstance(supervisor_id, str):
+        raise RowDamaged("its number or its supervisor is none")
+    if not 0 <= number < LARGEST_INTEGER:
+        raise RowDamaged(f"its number is {number}")
+    return Epoch(number, supervisor_id)
+
+
 def desired_to_row(desired: Desired) -> Row:
     body = spec_to_proto(desired.spec).SerializeToString(deterministic=True)
     return (
