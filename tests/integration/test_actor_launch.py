@@ -337,6 +337,15 @@ async def test_warden_sees_the_end_of_a_root_whose_pipe_a_copy_holds_open(tree):
         assert await asyncio.to_thread(member.wait, 60) == -signal.SIGKILL
 
 
+async def test_warden_that_is_let_go_of_ends_also_when_a_copy_holds_its_pipe_open(tree):
+    warden = start_warden(tree.tree_id)
+    copy = os.dup(warden._pipe)
+    try:
+        assert await warden.close(60)
+    finally:
+        os.close(copy)
+
+
 def holds_another(pid: int) -> bool:
     return any("pidfd" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
 

@@ -53,6 +53,10 @@ class Warden:
     def release(self) -> None:
         """Let the warden end what is left of its place, and itself, without waiting for it."""
         if self._pipe >= 0:
+            try:
+                os.write(self._pipe, b"\n")  # a forked copy of this process may hold it open
+            except BrokenPipeError:
+                pass  # it has ended
             os.close(self._pipe)
             self._pipe = -1
 

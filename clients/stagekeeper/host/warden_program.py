@@ -2,12 +2,12 @@
 
 Run as a program of its own, by path and without the site's packages, so that it is small and starts
 at once: `python -I -S warden_program.py TREE_PATH ROOT_PID ROOT_TICKS`, its stdin a pipe of the
-root. It waits until the root has ended or has closed the pipe, kills everything at and below the
+root. It waits until the root has ended or says so over the pipe, kills everything at and below the
 place until nothing is left, and exits. It hears no polite signal: whoever wants it gone ends the
 root.
 
-Decided here: when the root counts as gone. Its pipe alone would not tell, since a forked copy of
-the root holds it open as well. `warden` has the root's side.
+Decided here: when the root counts as gone. The end of its pipe alone would not tell, since a forked
+copy of the root holds it open as well. `warden` has the root's side.
 
 Invariant: nothing is imported but what is built in, `tree_sweep`, and what that needs.
 """
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def wait_for_end(root: int | None) -> None:
-    """Return when the pipe is closed on its other side, or the root has ended.
+    """Return when there is anything to read in the pipe, its end included, or the root has ended.
 
     Args:
         root: the root's pidfd; None when it is gone already.
@@ -55,10 +55,7 @@ def wait_for_end(root: int | None) -> None:
     poll = select.poll()
     poll.register(_PIPE, select.POLLIN)
     poll.register(root, select.POLLIN)
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if root in ready or not os.read(_PIPE, 4096):
-            return
+    poll.poll()
 
 
 if __name__ == "__main__":
