@@ -243,22 +243,30 @@ class GetMeshRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     MESH_ID_FIELD_NUMBER: _builtins.int
     ENDED_ID_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """The secret of the tree."""
     mesh_id: _builtins.str
     """The mesh."""
     ended_id: _builtins.str
     """An actor of it, or a process, that the caller has lost: only its end is asked for."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these ranks are asked after. The answer comes when one of them is up, or has failed, and holds
+        those of them that are or have by then; without any, when all of the mesh are or have.
+        """
+
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         mesh_id: _builtins.str = ...,
         ended_id: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_id", b"ended_id", "mesh_id", b"mesh_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_id", b"ended_id", "mesh_id", b"mesh_id", "ranks", b"ranks", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,7 +282,7 @@ class GetMeshResponse(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankPlace]:
-        """One per rank, in order; empty when an end was asked for."""
+        """One per rank of the mesh, in order, where no ranks were named; empty when an end was asked for."""
 
     @_builtins.property
     def end(self) -> _types_pb2.Failure:
@@ -307,6 +315,7 @@ class RankPlace(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """The process's address, `host:port`."""
     instance_id: _builtins.str
@@ -319,6 +328,8 @@ class RankPlace(_message.Message):
     """The process's number on its host; 0 where that is not known."""
     boot_id: _builtins.str
     """The boot of the host that it is on, to tell hosts apart."""
+    rank: _builtins.int
+    """Which rank it is."""
     @_builtins.property
     def failure(self) -> _types_pb2.Failure:
         """It has failed: this. Absent: it is there, or on its way."""
@@ -333,10 +344,11 @@ class RankPlace(_message.Message):
         failure: _types_pb2.Failure | None = ...,
         pid: _builtins.int = ...,
         boot_id: _builtins.str = ...,
+        rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "address", b"address", "boot_id", b"boot_id", "failure", b"failure", "incarnation", b"incarnation", "instance_id", b"instance_id", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_id", b"actor_id", "address", b"address", "boot_id", b"boot_id", "failure", b"failure", "incarnation", b"incarnation", "instance_id", b"instance_id", "pid", b"pid", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
