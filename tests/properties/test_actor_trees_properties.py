@@ -143,8 +143,8 @@ in_its_time = settings(
 )
 
 
-FAILED_ONCE = (1642, 2653, 3339, 4761)
-"""Seeds that the soak test found: stopped within `__init__`, spawned where nothing moves."""
+FAILED_ONCE = (1642, 2653, 2727, 3339, 4761, 5134)
+"""Found by other runs: stopped within `__init__`, beside a rank that is long in coming up."""
 
 
 @settings(in_its_time, max_examples=60)

@@ -43,6 +43,9 @@ class Link:
         self.asked.set()
         await asyncio.Event().wait()
 
+    def call(self, caller: object, call: asyncio.Future[Payload], *_: object) -> None:
+        call.set_result(Payload())
+
     async def StopActor(self, request: pb.StopActorRequest, timeout: float) -> Any:
         return self._answer
 
@@ -55,7 +58,7 @@ async def place_of(rank: int) -> Place:
     return Place("h:1", "p")
 
 
-def mesh_of_one(told: list[MeshFailure], link: Link | None = None) -> ActorMeshControl:
+def a_mesh(told: list[MeshFailure], link: Link | None = None, *, size: int = 1) -> ActorMeshControl:
     links = SimpleNamespace(existing=lambda _: link or Link(), to=lambda _: link)
     program: Any = SimpleNamespace(token="t", links=links, forget=lambda _: None)
     program.instance_id = "own"
@@ -64,13 +67,13 @@ def mesh_of_one(told: list[MeshFailure], link: Link | None = None) -> ActorMeshC
     cast(Any, scope).deliver = told.append
     plan = SpawnPlan("workers", "module:Worker", "", Payload())
     return ActorMeshControl(
-        program, scope, plan, cast(Any, SimpleNamespace(size=1, place=place_of))
+        program, scope, plan, cast(Any, SimpleNamespace(size=size, place=place_of))
     )
 
 
 async def test_late_news_of_an_earlier_incarnation_is_not_taken_for_news_of_the_next():
     told: list[MeshFailure] = []
-    mesh = mesh_of_one(told)
+    mesh = a_mesh(told)
     (rank,) = mesh.ranks
     rank.actor_id = "a"
 
@@ -81,7 +84,7 @@ async def test_late_news_of_an_earlier_incarnation_is_not_taken_for_news_of_the_
 
 
 async def test_a_rank_that_failed_before_it_was_in_its_process_is_not_ended_there():
-    mesh = mesh_of_one([])
+    mesh = a_mesh([])
     (rank,) = mesh.ranks
     rank.place = Place("h:1", "p")
     rank.fail(FAILURE)
@@ -104,7 +107,7 @@ async def test_a_rank_of_which_only_the_stop_says_that_it_had_failed_is_dead_in_
     failure = replace(FAILURE, kind=kind)
     answer = pb.StopActorResponse(cleanup_failure=failure_to_proto(failure), is_stuck=is_stuck)
     told: list[MeshFailure] = []
-    mesh = mesh_of_one(told, link := Link(answer))
+    mesh = a_mesh(told, link := Link(answer))
     mesh.ranks[0].up(cast(Any, link), "a", Place("h:1", "p"))
 
     report = await mesh.stop(1.0)
@@ -116,7 +119,7 @@ async def test_a_rank_of_which_only_the_stop_says_that_it_had_failed_is_dead_in_
 
 async def test_of_a_rank_that_is_to_be_in_a_process_that_is_silent_already_the_owner_is_told():
     told: list[MeshFailure] = []
-    mesh = mesh_of_one(told, link := Link(is_silent=True))
+    mesh = a_mesh(told, link := Link(is_silent=True))
 
     mesh.start()
     await asyncio.wait_for(link.asked.wait(), 10.0)
@@ -124,3 +127,21 @@ async def test_of_a_rank_that_is_to_be_in_a_process_that_is_silent_already_the_o
     assert [(it.kind, it.ranks) for it in told] == [(FailureKind.STALLED, (0,))]
     for start in mesh._starts:
         start.cancel()
+
+
+async def test_where_a_rank_is_can_be_asked_while_another_one_is_on_its_way():
+    mesh = a_mesh([], size=3)
+    mesh.ranks[1].up(cast(Any, Link()), "b", Place("h:1", "p"))
+    mesh.ranks[2].fail(FAILURE)
+
+    assert [(it.rank, it.actor_id) for it in await mesh.places([0, 1])] == [(1, "b")]
+
+    asked = [asyncio.create_task(mesh.places(ranks)) for ranks in ([0], [])]
+    await asyncio.sleep(0)
+    mesh.ranks[2].renew()  # it is nowhere now, which is no end of it
+    mesh.ranks[0].up(cast(Any, Link()), "a", Place("h:1", "p"))
+    assert [it.actor_id for it in await asyncio.wait_for(asked[0], 10.0)] == ["a"]
+    await asyncio.wait(asked[1:], timeout=0.05)
+    assert not asked[1].done()
+    mesh.ranks[2].up(cast(Any, Link()), "c", Place("h:1", "p"))
+    assert [it.actor_id for it in await asyncio.wait_for(asked[1], 10.0)] == ["a", "b", "c"]

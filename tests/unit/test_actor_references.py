@@ -18,6 +18,7 @@ from stagekeeper.actor.place import Place
 from stagekeeper.v1 import actor_service_pb2 as pb
 from stagekeeper.v1.types_pb2 import Payload
 from stagekeeper.wire.error_details import pack
+from tests.harness.waiting import wait_for
 
 OWNER = Place("h:1", "owner", 7, "boot")
 LIMIT_S = 20.0
@@ -51,6 +52,8 @@ class Answers:
 
     async def GetMesh(self, request: pb.GetMeshRequest, *, timeout: float | None = None) -> Any:
         answer = self.end if request.ended_id else self.places
+        if callable(answer):
+            answer = await answer(list(request.ranks))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -114,3 +117,32 @@ async def test_who_cannot_say_how_something_ended_is_no_error():
     for answer in (rpc_error(grpc.StatusCode.UNAVAILABLE), ConnectionError(), pb.GetMeshResponse()):
         owner = MeshOwner(program_of(Answers(None, answer)), "m", "workers", OWNER)
         assert await owner.end_of("a") is None
+
+
+async def test_a_call_to_one_rank_does_not_wait_for_another_that_does_not_come_up():
+    asked: list[list[int]] = []
+
+    async def places(ranks: list[int]) -> pb.GetMeshResponse:
+        asked.append(ranks)
+        if ranks == [1]:
+            await asyncio.Event().wait()
+        return pb.GetMeshResponse(
+            places=[pb.RankPlace(rank=rank, incarnation=1) for rank in ranks if rank != 1]
+        )
+
+    keeper = ReferenceKeeper(program_of(Answers(places)), "m", "workers", 3, OWNER)
+    first, waiting = (keeper.ranks[rank].call("add", Payload()) for rank in (0, 1))
+    with pytest.raises(MeshStopped):
+        await asyncio.wait_for(first, LIMIT_S)
+    with pytest.raises(MeshStopped):
+        await asyncio.wait_for(keeper.ranks[2].call("add", Payload()), LIMIT_S)
+
+    assert not waiting.done()
+    await wait_for(lambda: len(asked) == 3, "the one that is left is asked after")
+    assert [0, 1] in asked and [1] in asked and [2] in asked
+
+
+async def test_ranks_that_the_owner_does_not_know_are_not_asked_after_for_ever():
+    error = cast(Died, await error_of_call(Answers(pb.GetMeshResponse())))
+
+    assert "no such rank" in error.failure.message

@@ -30,8 +30,11 @@ class Place:
     is_stage: bool = False
 
 
-def place_to_proto(place: Place, *, actor_id: str = "", incarnation: int = 1) -> RankPlace:
+def place_to_proto(
+    place: Place, *, rank: int, actor_id: str = "", incarnation: int = 1
+) -> RankPlace:
     return RankPlace(
+        rank=rank,
         address=place.address,
         instance_id=place.instance_id,
         actor_id=actor_id,

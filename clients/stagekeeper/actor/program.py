@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
@@ -60,7 +60,7 @@ class AdoptedMesh(Protocol):
 
     async def end_of(self, ended_id: str) -> MeshFailure | None: ...
 
-    async def places(self) -> list[actor_service_pb2.RankPlace]: ...
+    async def places(self, ranks: Sequence[int] = ()) -> list[actor_service_pb2.RankPlace]: ...
 
     async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None: ...
 

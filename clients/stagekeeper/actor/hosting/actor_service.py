@@ -39,8 +39,12 @@ from stagekeeper.wire.actor_limits import (
 class OwnedPlaces(Protocol):
     """A mesh that this process owns, as others ask about it."""
 
-    async def places(self) -> list[pb.RankPlace]:
-        """Return where its ranks are, once each is up or has failed."""
+    async def places(self, ranks: Sequence[int] = ()) -> list[pb.RankPlace]:
+        """Return where its ranks are, once each is up or has failed.
+
+        Args:
+            ranks: only of these; returns once one of them is, with those that are.
+        """
         ...
 
     async def replace_ended(self, instance_ids: list[str], *, kills: bool = False) -> None:
@@ -115,7 +119,7 @@ class ActorService(ActorServiceServicer):
     async def GetMesh(self, request: pb.GetMeshRequest, context: Context) -> pb.GetMeshResponse:
         if not request.ended_id:
             mesh = await self._mesh(request, context, mesh_problems(request))
-            return pb.GetMeshResponse(places=await mesh.places())
+            return pb.GetMeshResponse(places=await mesh.places(request.ranks))
         await self._check(request, context, mesh_problems(request))
         try:
             end = await self._meshes.end_in(request.mesh_id, request.ended_id)

@@ -115,7 +115,11 @@ def stop_problems(request: actor_pb.StopActorRequest) -> list[Problem]:
 
 def mesh_problems(request: actor_pb.GetMeshRequest) -> list[Problem]:
     """Say what is wrong with a question after a mesh."""
-    found = [("mesh_id", _id(request.mesh_id)), ("ended_id", _length(request.ended_id))]
+    found = [
+        ("mesh_id", _id(request.mesh_id)),
+        ("ended_id", _length(request.ended_id)),
+        ("ranks", _count(len(request.ranks), MOST_MESH_RANKS)),
+    ]
     return list(_named(found))
 
 

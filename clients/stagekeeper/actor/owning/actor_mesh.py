@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from stagekeeper.actor.failing import failure_of
 from stagekeeper.actor.failure import FailureKind, MeshFailure
 from stagekeeper.actor.failure_wire import failure_from_proto, failure_to_proto
 from stagekeeper.actor.identity import ActorIdentity
-from stagekeeper.actor.owning.mesh_tasks import mesh_tasks
+from stagekeeper.actor.owning.mesh_tasks import first_of, mesh_tasks
 from stagekeeper.actor.owning.proc_places import ProcFailed, ProcPlaces
 from stagekeeper.actor.owning.rank_failures import RankFailures
 from stagekeeper.actor.owning.rank_stops import RankStops
@@ -233,16 +233,25 @@ class ActorMeshControl:
         """Return how one actor ended; waits a moment for the news of it."""
         return await self._failures.known_ends.of(ended_id)
 
-    async def places(self) -> list[pb.RankPlace]:
-        """Return where the ranks are, once each is up or has failed."""
-        await self.settled(self.ranks)
+    async def places(self, ranks: Sequence[int] = ()) -> list[pb.RankPlace]:
+        """Return where ranks are: of all once each is up or has failed, of `ranks` once one is."""
+        asked = [self.ranks[number] for number in ranks if number < len(self.ranks)]
+        if not any(rank.is_settled for rank in asked):
+            await first_of([rank.settled() for rank in asked])
+        while not ranks and not all(rank.is_settled for rank in self.ranks):
+            await self.settled(self.ranks)  # one may be respawned while another comes up
         found = []
-        for rank in self.ranks:
+        for rank in asked if ranks else self.ranks:
+            if not rank.is_settled:
+                continue
             if rank.place is None:
-                place = pb.RankPlace(incarnation=rank.incarnation)
+                place = pb.RankPlace(rank=rank.rank, incarnation=rank.incarnation)
             else:
                 place = place_to_proto(
-                    rank.place, actor_id=rank.actor_id, incarnation=rank.incarnation
+                    rank.place,
+                    rank=rank.rank,
+                    actor_id=rank.actor_id,
+                    incarnation=rank.incarnation,
                 )
             if rank.failure is not None:
                 place.failure.CopyFrom(failure_to_proto(rank.failure))

@@ -41,15 +41,17 @@ class MeshOwner:
         self._mesh_id = mesh_id
         self._mesh_name = mesh_name
 
-    async def places(self) -> Sequence[pb.RankPlace]:
-        """Return where the ranks are, once each is up or has failed; as long as that takes.
+    async def places(self, ranks: Sequence[int]) -> Sequence[pb.RankPlace]:
+        """Return where those of these ranks are that are up or have failed, once one is or has.
+
+        That takes as long as it takes.
 
         Raises:
             MeshStopped: the owner is there, and has no such mesh any more.
             ConnectionError: the owner is not there.
             grpc.RpcError: it refused for another reason.
         """
-        request = pb.GetMeshRequest(token=self._program.token, mesh_id=self._mesh_id)
+        request = pb.GetMeshRequest(token=self._program.token, mesh_id=self._mesh_id, ranks=ranks)
         return (await self._get(request, None)).places
 
     async def end_of(self, ended_id: str) -> MeshFailure | None:

@@ -45,7 +45,7 @@ class ProcReference:
         return ""
 
     async def place(self, rank: int) -> Place:
-        found = (await self._asked.places())[rank]
+        (found,) = await self._asked.places([rank])
         if found.HasField("failure"):
             raise ProcFailed(failure_from_proto(found.failure))
         if not found.address:

@@ -26,6 +26,7 @@ from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.hosted_actor import LEAST_CLEANUP_S
 from stagekeeper.actor.owning.known_ends import KnownEnds
+from stagekeeper.actor.owning.mesh_tasks import first_of
 from stagekeeper.actor.owning.proc_places import (
     UNCONFIRMED,
     ProcEnd,
@@ -259,14 +260,24 @@ class ProcMeshControl:
     def _slot_of(self, instance_id: str) -> _Slot | None:
         return next((slot for slot in self._slots if slot.instance_id == instance_id), None)
 
-    async def places(self) -> list[pb.RankPlace]:
+    async def places(self, ranks: Sequence[int] = ()) -> list[pb.RankPlace]:
+        asked = [self._slots[rank] for rank in ranks if rank < self.size]
+        if not any(slot.ready.is_set() for slot in asked):
+            await first_of([slot.ready.wait() for slot in asked])
+        while not ranks and not all(slot.ready.is_set() for slot in self._slots):
+            await asyncio.gather(*(slot.ready.wait() for slot in self._slots))
         found = []
-        for slot in self._slots:
-            await slot.ready.wait()
+        for slot in asked if ranks else self._slots:
+            if not slot.ready.is_set():
+                continue
             if slot.proc is None:
-                place = pb.RankPlace(instance_id=slot.instance_id, incarnation=slot.incarnation)
+                place = pb.RankPlace(
+                    rank=slot.index, instance_id=slot.instance_id, incarnation=slot.incarnation
+                )
             else:
-                place = place_to_proto(slot.proc.place, incarnation=slot.incarnation)
+                place = place_to_proto(
+                    slot.proc.place, rank=slot.index, incarnation=slot.incarnation
+                )
             if slot.failure is not None:
                 place.failure.CopyFrom(failure_to_proto(slot.failure))
             found.append(place)

@@ -244,6 +244,11 @@ class ActorRank:
         self.place = None
         self._up = asyncio.Event()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the rank is up, failed or stopped."""
+        return self._up.is_set()
+
     async def settled(self) -> None:
         """Return when the rank is up, failed or stopped."""
         await self._up.wait()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stagekeeper.actor")
 
+_ASK_PAUSE_S: Final = 0.02
+"""Between two questions: ranks that come up one after the other are told of a few at a time."""
+
 
 class ReferenceKeeper:
     """Keeps the ranks of a mesh of another process up to date. For the loop's thread only.
@@ -50,7 +53,10 @@ class ReferenceKeeper:
             ActorRank(self, rank, is_reference=True) for rank in range(size)
         )
         self.is_stopping = False
-        self._seeking: asyncio.Task[None] | None = None
+        self._seeking: set[int] = set()
+        """The ranks of which the owner is being asked."""
+        self._next: list[int] = []
+        """Those of them that the next question is about."""
         self._tasks = mesh_tasks(f"reference {name}")
 
     def check_thread(self) -> None:
@@ -62,9 +68,13 @@ class ReferenceKeeper:
         self._program.on_loop(work)
 
     def sought(self, rank: ActorRank) -> None:
-        """Ask the owner where the ranks are, once for all calls that wait."""
-        if self._seeking is None or self._seeking.done():
-            self._seeking = self._tasks.start("seek", self._seek())
+        """Ask the owner where a rank is, once for all calls that wait for it."""
+        if rank.rank in self._seeking:
+            return
+        self._seeking.add(rank.rank)
+        self._next.append(rank.rank)
+        if len(self._next) == 1:  # what is sought in this turn is asked for together
+            _ = self._tasks.start("seek", self._seek())
 
     def lost(self, rank: ActorRank, link: Link, calls: list[PendingCall]) -> None:
         """Ask the owner what became of a rank whose connection broke."""
@@ -102,21 +112,33 @@ class ReferenceKeeper:
         await asyncio.gather(*(rank.settled() for rank in ranks))
 
     async def _seek(self) -> None:
-        while True:
-            try:
-                places = await self._asked.places()
-            except MeshStopped:
-                self._end_others(None)
-                return
-            except (grpc.RpcError, ConnectionError) as error:
-                self._end_others(self._nobody_says(error))
-                return
-            await asyncio.gather(
-                *(self._place(rank, place) for rank, place in zip(self.ranks, places, strict=True))
-            )
-            # What came for a rank while the others were still being connected.
-            if not any(rank.is_sought for rank in self.ranks):
-                return
+        """Have every rank of the next question placed; none of them waits for the others."""
+        left, self._next = set(self._next), []
+        try:
+            while left:
+                places = await self._asked.places(sorted(left))
+                found = {place.rank: place for place in places if place.rank in left}
+                if not found:
+                    raise ConnectionError("it has no such ranks")
+                left.difference_update(found)
+                for number, place in found.items():
+                    _ = self._tasks.start("place", self._placed(self.ranks[number], place))
+                if left:
+                    await asyncio.sleep(_ASK_PAUSE_S)
+        except MeshStopped:
+            self._end(left, None)
+        except (grpc.RpcError, ConnectionError) as error:
+            self._end(left, self._nobody_says(error))
+        finally:
+            self._seeking.difference_update(left)
+
+    async def _placed(self, rank: ActorRank, found: pb.RankPlace) -> None:
+        try:
+            await self._place(rank, found)
+        finally:
+            self._seeking.discard(rank.rank)
+        if rank.is_sought:  # by what came after its end
+            self.sought(rank)
 
     def _fail(
         self, rank: ActorRank, failure: MeshFailure, calls: Sequence[PendingCall] = ()
@@ -194,9 +216,10 @@ class ReferenceKeeper:
             detected_by="connection",
         )
 
-    def _end_others(self, why: MeshFailure | None) -> None:
-        """Take the ranks that cannot be reached now for failed; for stopped without a failure."""
-        for rank in self.ranks:
+    def _end(self, numbers: Iterable[int], why: MeshFailure | None) -> None:
+        """Take ranks that cannot be reached for failed; for stopped without a failure."""
+        self._seeking.difference_update(numbers)
+        for rank in map(self.ranks.__getitem__, sorted(numbers)):
             if rank.state is RankState.UP:
                 continue
             if why is None:
