@@ -11,6 +11,7 @@ import pytest
 from stagekeeper.actor import Died, FailureKind
 from stagekeeper.actor.owning import known_ends
 from tests.harness.actor_trees import SOON_S, all_gone, frozen
+from tests.harness.waiting import wait_for
 from tests.stages.actor_cases import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -86,6 +87,25 @@ async def test_a_respawn_replaces_a_frozen_process_also_when_its_connection_was_
         await link.close()  # as the transport does that hears nothing for long
         failure = await tree.faults.one()
         assert failure.kind == FailureKind.GONE
+
+        await asyncio.wait_for(failure.respawn(), SOON_S)
+
+        await all_gone([pid])
+    assert (await worker.where.call_one())["incarnation"] == 2
+
+
+async def test_a_respawn_of_what_had_failed_does_not_wait_for_its_process_that_is_frozen(
+    tree, procs
+):
+    worker = procs.spawn("worker", Worker)
+    pid = (await worker.where.call_one())["pid"]
+    (place,) = (await worker.places()).values()
+    worker.fail.broadcast("on purpose")
+    failure = await tree.faults.one()
+    assert failure.kind == FailureKind.BROADCAST_RAISED
+    with frozen(pid):
+        link = tree.program.links.existing(place.instance_id)
+        await wait_for(lambda: link.is_silent, "it is silent")
 
         await asyncio.wait_for(failure.respawn(), SOON_S)
 

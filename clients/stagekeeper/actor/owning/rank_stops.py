@@ -81,6 +81,11 @@ class RankStops:
             return None
         return await self._end_of_failed(rank, rank.place)
 
+    def is_silent(self, place: Place) -> bool:
+        """Return whether a process that may be there gave no sign of life for the lease."""
+        link = self._program.links.existing(place.instance_id)
+        return link is not None and link.is_silent
+
     async def end_late(self, rank: ActorRank, place: Place, actor_id: str) -> None:
         """End an actor for which nobody waits: it came up late, or did not answer in time.
 

@@ -114,12 +114,14 @@ class Respawns:
             return {rank.rank: rank.failure for rank in ranks if rank.failure is not None}
 
     async def _out_of_reach(self, rank: ActorRank) -> str:
-        """Return the process of a rank that was lost with its connection alone; "" else.
+        """Return the process of a rank, if it is silent or was lost with its connection; else "".
 
         It may be frozen, and then no actor comes up in it.
         """
+        if rank.place is None:
+            return ""
         is_lost = rank.failure is not None and rank.failure.kind is FailureKind.GONE
-        if not is_lost or rank.place is None:
+        if not (is_lost or self._stops.is_silent(rank.place)):
             return ""
         if await self._procs.end_of(rank.place.instance_id) is not None:
             return ""
