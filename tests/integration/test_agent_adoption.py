@@ -84,6 +84,15 @@ async def test_agent_may_die_any_number_of_times(overseer, home):
     assert set(home.processes) == pids
     await agent.end()
     assert set(home.processes) == pids
+    # Nor does it matter where its state directory is: it may be moved meanwhile.
+    state_dir = (home.path / "s").rename(home.path / "t")
+    async with agent_in(home, state_dir=state_dir):
+        await overseer.hears(
+            lambda it: it.incarnation == 5 and it.replica_states[0].state == READY,
+            "life 5 holds it",
+        )
+        assert (await overseer.stop(0)).stopped_count == 1
+        assert home.processes == {}
 
 
 async def test_stage_that_cannot_answer_is_adopting_and_then_ready(overseer, home):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from stagekeeper.agent import operation_store
 from stagekeeper.agent.control_link import ControlLink, LinkError
 from stagekeeper.agent.records import RecordStore
 from stagekeeper.core.ids import Epoch
@@ -252,6 +254,24 @@ async def test_reserve_takes_the_place_of_one_that_started_nothing(overseer, hom
 
     assert await reserved_bytes(overseer) == {"cpu:0": int(0.8 * 2**30), "cpu:1": 0}
     await overseer.hears(lambda it: len(it.operations) == 1, "the first one is settled")
+
+
+async def test_start_that_cannot_be_written_down_is_refused_with_the_cause(
+    overseer, home, agent, monkeypatch
+):
+    p = plan(stage("a", device="cpu:0", utilization=0.5))
+
+    def on_full_disk(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as full:
+        full.setattr(operation_store, "write_durably", on_full_disk)
+        reason, message = await refused(overseer.take(RESERVE, p))
+
+    assert reason == "ADMISSION_REFUSED"
+    assert ".json: No space left on device): free some space" in message
+    assert await reserved_bytes(overseer) == {"cpu:0": 0, "cpu:1": 0}
+    await overseer.take(RESERVE, p)
 
 
 async def test_reserve_that_is_refused_leaves_the_one_before_it_alone(overseer, home, agent):

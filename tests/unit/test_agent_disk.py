@@ -17,6 +17,7 @@ import pytest
 
 from stagekeeper.agent import records
 from stagekeeper.agent.directory import AgentDirectory, file_name
+from stagekeeper.agent.durable_file import write_durably
 from stagekeeper.agent.failures import FailureSpool, failure_id_of, make_failure
 from stagekeeper.agent.identity import AgentIdentity, IdentityUnreadable
 from stagekeeper.agent.log_tail import LONGEST_LINE_BYTES, follow, last_lines, tail
@@ -108,6 +109,24 @@ def launch(directory: AgentDirectory, instance: str) -> Launch:
         run_dir=str(directory.run_dir(InstanceId(instance))),
         cache_dir="/tmp/c",
     )
+
+
+# --- files
+
+
+def test_write_that_fails_leaves_the_old_content_and_names_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "f.json"
+    write_durably(path, b"old")
+
+    def on_full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", on_full_disk)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/f\.json'"):
+            write_durably(path, b"new")
+
+    assert {it.name: it.read_bytes() for it in tmp_path.iterdir()} == {"f.json": b"old"}
 
 
 # --- identity

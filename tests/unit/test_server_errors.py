@@ -76,6 +76,15 @@ async def test_a_bug_is_internal_and_keeps_its_insides_for_the_log(rpc):
     assert "KeyError" in context.details.message and "secret" not in context.details.message
 
 
+async def test_what_the_system_refused_is_said_without_where():
+    full = OSError(28, "No space left on device", "/secret")
+    context = await read(Servicer(full), "Unary", request())
+
+    assert context.details is not None
+    assert "(OSError: No space left on device)" in context.details.message
+    assert "/secret" not in context.details.message
+
+
 @pytest.mark.parametrize("rpc", ["Unary", "Stream"])
 async def test_a_caller_that_is_gone_while_it_is_written_to_is_no_bug(rpc):
     """A method that writes by itself meets what gRPC raises then; nobody is left to be told."""

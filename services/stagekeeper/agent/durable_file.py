@@ -6,6 +6,7 @@ the new one, and what was written before an action is there after a power cut be
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,7 +14,11 @@ _SUFFIX = ".new"
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace the content of `path`. When this returns it survives the host."""
+    """Replace the content of `path`. When this returns it survives the host.
+
+    Raises:
+        OSError: it names the file; the old content is there, and nothing of the new one.
+    """
     temporary = path.with_name(path.name + _SUFFIX)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -21,6 +26,10 @@ def write_durably(path: Path, data: bytes) -> None:
         while view:
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # a full disk has no room for it
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
     os.rename(temporary, path)

@@ -113,9 +113,9 @@ class Operations:
         """Check everything and set the memory aside, all or nothing. A repeat joins.
 
         Raises:
-            Refused: as `Admission` says; BAD_FIELD: the id was given with another plan before;
-                REPLICA_DRAINING: an earlier operation has started stages; STALE_GENERATION: it
-                was cancelled before it came.
+            Refused: as `Admission` says, and where it cannot be written down; BAD_FIELD: the id was
+                given with another plan before; REPLICA_DRAINING: an earlier operation has started
+                stages; STALE_GENERATION: it was cancelled before it came.
         """
         known = self._known(plan)
         if known is not None:
@@ -151,10 +151,14 @@ class Operations:
         operation = Operation(file, self._store, self._on_change)
         try:
             operation.write()
-        except OSError:
+        except OSError as error:
             for stage_id in file.stage_ids:
                 self._ledger.free(Booking(plan.operation_id, stage_id))
-            raise
+            raise Refused(
+                Reason.ADMISSION_REFUSED,
+                f"worker {plan.worker_id} cannot write down what it would start ({error.filename}: "
+                f"{error.strerror or error}): free some space there, or mend its state directory",
+            ) from error
         self._operations[plan.operation_id] = operation
         crash_points.reached("reserve-written")
         self._await_join(operation)

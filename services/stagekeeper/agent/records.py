@@ -53,6 +53,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
             STOPPING, FAILED), phases and figures are not kept here.
         peers: the shards of its replica on other workers, as the last COMMIT named them.
         ports: leased for it, until it is gone.
+        control_socket: where it was told to listen; `RecordStore.socket` says where that is now.
     """
 
     incarnation: int
@@ -141,7 +142,7 @@ class RecordStore:
         rename_durably(folder / RECORD_FILE, folder / "record.ended")
         self._live.pop(record.instance_id, None)
         self._ended[ended.instance_id] = ended
-        Path(record.control_socket).unlink(missing_ok=True)
+        self.socket(record.instance_id).unlink(missing_ok=True)
         self._prune(ended.slot)
 
     def end_damaged(self, damaged: DamagedRecord) -> None:
@@ -160,6 +161,11 @@ class RecordStore:
 
     def log_path(self, instance_id: InstanceId) -> Path:
         return self._directory.run_dir(instance_id) / LOG_FILE
+
+    def socket(self, instance_id: InstanceId) -> Path:
+        """Where a stage process listens: below the state directory as it is named now, since a
+        folder that was moved takes its sockets along."""
+        return self._directory.socket(instance_id)
 
     def noted_phase(self, instance_id: InstanceId) -> Phase | None:
         """Return the phase that a process entered last, by its own word; None without one."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -109,7 +108,7 @@ class Stages:
     def hold(self, stage: StageProcess, handle: ProcessHandle) -> None:
         """Watch a living process: its end, and what it says of itself."""
         stage.handle = handle
-        stage.link = ControlLink(Path(stage.record.control_socket), stage.instance_id)
+        stage.link = ControlLink(self._records.socket(stage.instance_id), stage.instance_id)
         name = stage.instance_id[:8]
         _ = self._owner.start(f"end of {name}", self._deaths.watch(stage))
         _ = self._owner.start(f"state of {name}", self._watch_state(stage, stage.link))

@@ -73,9 +73,15 @@ async def _abort_bug(context: Context, method: str, error: Exception) -> NoRetur
         context,
         Refused(
             Reason.INTERNAL_BUG,
-            f"{method} met a bug ({type(error).__name__}); the server's log has the traceback",
+            f"{method} met a bug ({_kind(error)}); the server's log has the traceback",
         ),
     )
+
+
+def _kind(error: Exception) -> str:
+    """Name an error without its insides; what the system refused is nobody's secret."""
+    name = type(error).__name__
+    return f"{name}: {error.strerror}" if isinstance(error, OSError) and error.strerror else name
 
 
 def answers_refusals(method: Method) -> Method:
