@@ -271,7 +271,7 @@ async def test_start_that_cannot_be_written_down_is_refused_with_the_cause(
     assert reason == "ADMISSION_REFUSED"
     assert ".json: No space left on device): free some space" in message
     assert await reserved_bytes(overseer) == {"cpu:0": 0, "cpu:1": 0}
-    await overseer.take(RESERVE, p)
+    await overseer.take(RESERVE, plan(stage("a", device="cpu:0", utilization=0.5), n=2))
 
 
 async def test_reserve_that_is_refused_leaves_the_one_before_it_alone(overseer, home, agent):
