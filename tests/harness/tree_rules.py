@@ -70,11 +70,16 @@ def one_at_a_time(lives: Lives) -> None:
 
 
 def told_once(lives: Lives) -> None:
-    """Of one life of a rank an owner is told at most once that it ended; undeliverable: once."""
+    """Of one life of a rank an owner is told at most once that it ended; undeliverable: once.
+
+    Of stalls each time, since the rank may have come back after the one before.
+    """
     counts: Counter[tuple[Any, ...]] = Counter()
     for it in lives.told:
         failure = it["failure"]
         kind = failure["kind"] if failure["kind"] in BESIDE_THE_END else "END"
+        if kind == "STALLED":
+            kind = failure["id"]
         for rank, life in zip(failure["ranks"], failure["lives"], strict=True):
             counts[it["actor"], failure["mesh"], failure["mesh_id"], rank, life, kind] += 1
     for (actor, mesh, _, rank, life, kind), count in counts.items():

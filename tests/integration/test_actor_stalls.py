@@ -34,6 +34,9 @@ async def test_a_frozen_process_is_stalled_until_it_runs_again(tree, procs):
         assert dict(worker.failures) == {} and not call.done()
 
     assert await asyncio.wait_for(call, SOON_S) == 3
+    with frozen(pid):
+        again = await tree.faults.one()
+        assert again.kind == FailureKind.STALLED and again.id != failure.id
     # Its end is another failure, of another id.
     os.kill(pid, signal.SIGKILL)
     end = await tree.faults.one()

@@ -304,7 +304,7 @@ async def test_supervision_U28_so_is_an_order_to_end_that_the_owner_did_not_give
 async def test_supervision_U31_a_rank_that_is_stuck_in_c_is_stalled_and_not_dead(tree, procs):
     options = procs[0:1].options(stall_after_s=0.3)
     stuck, beside = options.spawn("stuck", PlainWorker), procs[0:1].spawn("beside", Worker)
-    call = asyncio.create_task(stuck.block_in_c.call_one(1.0))
+    call = asyncio.create_task(stuck.block_in_c.call_one(0.8))
 
     failure = await tree.faults.one()
 
@@ -313,6 +313,11 @@ async def test_supervision_U31_a_rank_that_is_stuck_in_c_is_stalled_and_not_dead
     assert failure.exit is None
     assert await beside.add.call_one(1, 2) == 3  # its process lives, and so does it
     assert dict(stuck.failures) == {}
+    assert await asyncio.wait_for(call, 60) == "back"
+    # Its owner lived with that; it must not be left with one that then hangs for good.
+    call = asyncio.create_task(stuck.block_in_c.call_one(0.8))
+    again = await tree.faults.one()
+    assert again.kind == FailureKind.STALLED and again.id != failure.id
     assert await asyncio.wait_for(call, 60) == "back"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -287,6 +288,32 @@ async def test_what_is_stuck_is_kept_until_it_is_not(monkeypatch):
 
         await wait_for(is_gone, "it is let go of")
         assert not (await it.stop(actor_id)).is_stuck
+
+
+async def test_each_stall_is_told_once_and_a_time_in_which_the_process_stood_still_is_none():
+    async with hosted() as it:
+        request = it.request(Stubborn)
+        request.stall_after_s = 5.0
+        assert await it.house.spawn(request, it.session) is None
+        actor_id, now = request.actor_id, time.monotonic()
+        first = it.send(actor_id, "wait")
+        it.house.look(now + 20.0, 20.0)
+        assert not it.news, "the process was frozen, not the message"
+        for later_s in (26.0, 27.0):
+            it.house.look(now + later_s, 0.0)
+        it.send(actor_id, "add", 1, 2)
+        it.house.look(now + 28.0, 0.0)
+        assert len(it.news) == 1, "it is the same stall"
+
+        for message in it.house._actors[actor_id]._inbox.running():
+            message.progress()
+        for later_s in (40.0, 41.0):
+            it.house.look(now + later_s, 0.0)
+
+        assert not first.is_over.is_set()
+        failures = [failure_from_proto(news.failure) for news in it.news]
+        assert [failure.kind for failure in failures] == [FailureKind.STALLED] * 2
+        assert failures[0].id != failures[1].id
 
 
 async def supervised(it: Hosted, how: str) -> MeshFailure:

@@ -50,9 +50,10 @@ class Mesh:
         self.told.append(failure.kind)
         self.last = failure
 
-    def settle(self, *kinds: FailureKind) -> None:
+    def settle(self, *kinds: FailureKind, number: int = 1) -> None:
         for kind in kinds:
-            failure = MeshFailure(id=f"a-{kind}", kind=kind, mesh_name="workers", ranks=(0,))
+            id_ = f"a-{kind}-{number}"
+            failure = MeshFailure(id=id_, kind=kind, mesh_name="workers", ranks=(0,))
             self.failures.settle(self.rank, failure)
 
 
@@ -75,10 +76,14 @@ async def test_callers_hear_of_an_end_before_the_owner_and_the_owner_once_per_in
     assert len(are_told) == 2
 
 
-async def test_a_stall_is_told_once_and_the_end_after_it_as_well(mesh):
-    mesh.settle(FailureKind.STALLED, FailureKind.STALLED, FailureKind.GONE, FailureKind.STALLED)
+async def test_a_stall_is_told_once_each_time_and_the_end_after_it_as_well(mesh):
+    stalled = FailureKind.STALLED
+    mesh.settle(stalled, stalled)
+    mesh.settle(stalled, number=2)
+    mesh.settle(stalled, FailureKind.GONE)
+    mesh.settle(stalled, number=3)
 
-    assert mesh.told == [FailureKind.STALLED, FailureKind.GONE]
+    assert mesh.told == [stalled, stalled, FailureKind.GONE]
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ class Program:
         """Make the failure of a process that gives no sign of life, and is not known to be gone."""
         place = link.place
         return MeshFailure(
-            id=failure_id(place.instance_id, FailureKind.STALLED),
+            id=failure_id(place.instance_id, FailureKind.STALLED, link.silences),
             kind=FailureKind.STALLED,
             mesh_name="",
             instance_id=place.instance_id,

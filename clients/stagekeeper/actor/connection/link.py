@@ -106,6 +106,8 @@ class Link:
         self._last_heard = time.monotonic()
         self.is_silent = False
         """It gave no sign of life for the lease."""
+        self.silences = 0
+        """How often it has been silent."""
         self._connected: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self.is_broken = False
@@ -218,6 +220,7 @@ class Link:
         is_late = now - self._last_heard >= self._lease_s
         if is_late and not self.is_silent and not self.is_broken:
             self.is_silent = True
+            self.silences += 1
             self._on_silence(self)
 
     def forgive(self, stalled_s: float) -> None:

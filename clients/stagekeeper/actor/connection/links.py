@@ -23,7 +23,8 @@ class Links:
         hello_to: makes the first frame for a place.
         lease_s: as in Link.
         on_failure, on_silence: as in Link.
-        on_tick: called at every look, with the time on the monotonic clock.
+        on_tick: called at every look, with the time on the monotonic clock, and for how long this
+            process did not run before it; 0 for what is nothing out of the way.
         comes_back_s: tells of a place how long its connection may be broken; see Link.
     """
 
@@ -89,11 +90,12 @@ class Links:
         while True:
             await asyncio.sleep(beat_s)
             now = time.monotonic()
-            stalled_s = now - last - beat_s
+            late_s = now - last - beat_s
+            stalled_s = late_s if late_s > beat_s else 0.0
             last = now
-            if stalled_s > beat_s:
+            if stalled_s:
                 for link in self._links.values():
                     link.forgive(stalled_s)
             for link in list(self._links.values()):
                 link.look(now)
-            self._on_tick(now, max(0.0, stalled_s))
+            self._on_tick(now, stalled_s)

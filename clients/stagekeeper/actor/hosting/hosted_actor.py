@@ -19,7 +19,7 @@ from typing import Final
 
 from stagekeeper.actor.call_context import CallContext, enter_call
 from stagekeeper.actor.failing import cut_off, failure_from, failure_of
-from stagekeeper.actor.failure import FailureKind, MeshFailure
+from stagekeeper.actor.failure import FailureKind, MeshFailure, failure_id
 from stagekeeper.actor.failure_wire import failure_to_proto
 from stagekeeper.actor.hosting.actor_place import ActorPlace
 from stagekeeper.actor.hosting.actor_thread import ActorThread
@@ -81,7 +81,8 @@ class HostedActor:
         self.has_served = False
         self.owner = owner
         self._stall_after_s = stall_after_s
-        self._is_stall_told = False
+        self._stalled: Message | None = None
+        self._stalls = 0
         self._thread = ActorThread(identity.name)
         self._turns = SerialTurns(self._thread, self._turns_broke)
         context = _context_of(identity, scope)
@@ -323,24 +324,34 @@ class HostedActor:
     # --- looking
 
     def look(self, now: float) -> None:
-        """Tell the owner of a message that makes no progress, once."""
-        if not self._stall_after_s or self._is_stall_told or self.state is not ActorState.SERVING:
+        """Tell the owner of a message that makes no progress: once, until it does or is over."""
+        if not self._stall_after_s or self.state is not ActorState.SERVING:
             return
-        for message in self._inbox.running():
-            is_late = now - message.last_progress >= self._stall_after_s
-            if is_late and not message.is_held_up:
-                self._is_stall_told = True
-                self.push(
-                    failure_of(
-                        self.identity,
-                        FailureKind.STALLED,
-                        f"{self.identity.name}.{message.endpoint} has made no progress for "
-                        f"{now - message.last_progress:.1f} s; its process lives",
-                        detected_by="progress counter",
-                        **_of(message),
-                    )
+        told = self._stalled
+        if told is not None and not (told.is_over or told.has_progressed):
+            return
+        self._stalled = late = self._inbox.late(now - self._stall_after_s)
+        if late is not None:
+            late.has_progressed = False
+            self._stalls += 1
+            self.push(
+                failure_of(
+                    self.identity,
+                    FailureKind.STALLED,
+                    f"{self.identity.name}.{late.endpoint} has made no progress for "
+                    f"{now - late.last_progress:.1f} s; its process lives",
+                    id=failure_id(
+                        self.identity.origin.instance_id, FailureKind.STALLED, self._stalls
+                    ),
+                    detected_by="progress counter",
+                    **_of(late),
                 )
-                return
+            )
+
+    def forgive(self, stalled_s: float) -> None:
+        """Leave out of account a time in which this process itself did not run."""
+        for message in self._inbox.running():
+            message.last_progress += stalled_s
 
     def push(self, failure: MeshFailure) -> None:
         """Tell the owner's process of a failure of this rank."""

@@ -99,6 +99,8 @@ class House:
                 session.forgive(stalled_s)
             session.look(now)
         for actor in list(self._actors.values()):
+            if stalled_s:
+                actor.forgive(stalled_s)
             actor.look(now)
         self._stuck = [ended for ended in self._stuck if ended.look()]
 

@@ -153,6 +153,11 @@ class Inbox:
         """Yield the messages whose code has begun."""
         return (message for message in self._messages if message.began)
 
+    def late(self, since: float) -> Message | None:
+        """Return the first that makes no progress since a time, and is itself to blame for it."""
+        running = self.running()
+        return next((it for it in running if it.last_progress <= since and not it.is_held_up), None)
+
     # --- running them
 
     def _begin(self, message: Message) -> None:

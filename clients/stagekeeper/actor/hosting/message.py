@@ -55,6 +55,7 @@ class Message(CallContext):
         "began",
         "endpoint",
         "frame_id",
+        "has_progressed",
         "is_cast",
         "is_held_up",
         "is_over",
@@ -82,6 +83,8 @@ class Message(CallContext):
         self.began = False
         self.is_over = False
         self.last_progress = time.monotonic()
+        self.has_progressed = True
+        """Since whoever looks for stalls took this back."""
         self._on_end = on_end
         self._way_back = way_back
         self.is_held_up = False
@@ -135,6 +138,7 @@ class Message(CallContext):
     def progress(self) -> None:
         """Say that the work goes on: it is no stall, however long it takes."""
         self.last_progress = time.monotonic()
+        self.has_progressed = True
 
     async def send(self, payload: Payload) -> None:
         """Send one of several values, once the caller takes it."""

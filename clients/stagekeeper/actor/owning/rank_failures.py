@@ -2,14 +2,15 @@
 
 Decided here: what ends a rank, and what is news to the owner. Not decided here: how a failure is
 found, and what the owner does about it (scope). Invariant: of one incarnation the owner is told of
-at most one end, one stall and one message that was not delivered; and of no end that was asked for.
+at most one end and one message that was not delivered, of each stall once, and of no end that was
+asked for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stagekeeper.actor.connection.link import PendingCall
@@ -35,13 +36,13 @@ class _Told:
 
     Attributes:
         end: that it has ended, or will.
-        stall: that it makes no progress.
+        stalls: by the ids of failures, each time that it made no progress.
         undelivered: that a message found it failed.
     """
 
     incarnation: int
     end: bool = False
-    stall: bool = False
+    stalls: set[str] = field(default_factory=set)
     undelivered: bool = False
 
 
@@ -96,8 +97,8 @@ class RankFailures:
         elif failure.kind is FailureKind.CLEANUP_RAISED:
             self.tell(failure)
         elif failure.kind is FailureKind.STALLED:  # no end: the rank may go on, or end later
-            if not (told.stall or told.end or self._is_end_expected):
-                told.stall = True
+            if not (failure.id in told.stalls or told.end or self._is_end_expected):
+                told.stalls.add(failure.id)
                 self.tell(failure)
         elif rank.failure is not None:
             rank.end_calls(calls)
