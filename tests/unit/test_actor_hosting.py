@@ -112,6 +112,10 @@ class Slow(Actor):
         CLEANED.append("begins")
         assert GATE.wait(SOON_S)
 
+    @endpoint
+    async def add(self, x: int, y: int) -> int:
+        return x + y
+
     def __cleanup__(self, exc: BaseException | None) -> None:
         CLEANED.append("up")
 
@@ -407,4 +411,22 @@ async def test_what_comes_up_while_it_is_stopped_cleans_up_all_the_same(monkeypa
 
         assert await asyncio.wait_for(starting, SOON_S) is None
         assert is_late or not (await stopping).is_stuck
+        assert CLEANED == ["begins", "up"]
+
+
+async def test_what_was_sent_while_it_came_up_runs_within_the_budget_of_a_stop():
+    CLEANED.clear()
+    async with hosted() as it:
+        starting = asyncio.create_task(it.house.spawn(it.request(Slow), it.session))
+        await wait_for(lambda: "begins" in CLEANED, "its __init__ runs")
+        actor = it.house._actors["Slow"]
+        calling = asyncio.create_task(it.call("Slow", "add", 1, 2))
+        stopping = asyncio.create_task(it.stop("Slow", 3_600.0))
+        await wait_for(lambda: actor.state is not ActorState.STARTING, "it is stopped")
+
+        GATE.set()
+
+        assert (await calling).HasField("reply")
+        assert not (await stopping).unrun
+        assert await starting is None
         assert CLEANED == ["begins", "up"]

@@ -149,6 +149,8 @@ class HostedActor:
             return self.failure
         if self.state is ActorState.ENDED:
             await self._clean_up_late()
+        if self.state is ActorState.STOPPING:
+            self._inbox.open(actor)  # for what came before the stop, and is not given up yet
         if self.state is not ActorState.STARTING:
             return self.failure
         self.state = ActorState.SERVING
