@@ -59,8 +59,8 @@ class ActorServiceStub:
     Codes: those above.
     """
     GetMesh: _grpc.UnaryUnaryMultiCallable[_actor_service_pb2.GetMeshRequest, _actor_service_pb2.GetMeshResponse]
-    """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
-    or how one of its actors ended, as soon as that is known.
+    """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed, or
+    one of those that are asked after; or how one of its actors ended, as soon as that is known.
 
     Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped; how
     a process of one that was stopped ended is still told for a while.
@@ -103,8 +103,8 @@ class ActorServiceAsyncStub(ActorServiceStub):
     Codes: those above.
     """
     GetMesh: _aio.UnaryUnaryMultiCallable[_actor_service_pb2.GetMeshRequest, _actor_service_pb2.GetMeshResponse]  # type: ignore[assignment]
-    """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
-    or how one of its actors ended, as soon as that is known.
+    """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed, or
+    one of those that are asked after; or how one of its actors ended, as soon as that is known.
 
     Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped; how
     a process of one that was stopped ended is still told for a while.
@@ -162,8 +162,8 @@ class ActorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _actor_service_pb2.GetMeshRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_actor_service_pb2.GetMeshResponse, _abc.Awaitable[_actor_service_pb2.GetMeshResponse]]:
-        """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed;
-        or how one of its actors ended, as soon as that is known.
+        """Reads where the ranks of a mesh are, from the process that owns it, once each is up or has failed, or
+        one of those that are asked after; or how one of its actors ended, as soon as that is known.
 
         Codes: those above. NOT_FOUND MESH_UNKNOWN: this process owns no such mesh, or it has been stopped; how
         a process of one that was stopped ended is still told for a while.
