@@ -13,18 +13,27 @@ from typing import TypeVar
 
 from stagekeeper.cli.exits import usage
 from stagekeeper.cli.log_output import silence_libraries
+from stagekeeper.cli.reader import while_read
 from stagekeeper.client import Client
 
 Answer = TypeVar("Answer")
 
 
 def ask(
-    endpoint: str, work: Callable[[Client], Awaitable[Answer]], *, insecure: bool = False
+    endpoint: str,
+    work: Callable[[Client], Awaitable[Answer]],
+    *,
+    insecure: bool = False,
+    ends_with_reader: bool = False,
 ) -> Answer:
     """Run `work` with a client of `endpoint`, and return what it returns.
 
+    Args:
+        ends_with_reader: `work` waits for what comes, which nobody needs once stdout is not read.
+
     Raises:
         CliError: the endpoint is no address, or is beyond loopback without `insecure`.
+        BrokenPipeError: stdout is not read any more.
         KeyboardInterrupt: Ctrl-C; `work` was cancelled.
     """
     check_endpoint(endpoint, insecure=insecure)
@@ -32,7 +41,7 @@ def ask(
 
     async def session() -> Answer:
         async with Client(endpoint, watch_at_once=False) as client:
-            return await work(client)
+            return await (while_read(work(client)) if ends_with_reader else work(client))
 
     return asyncio.run(session())
 

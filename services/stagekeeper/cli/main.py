@@ -16,7 +16,11 @@ from collections.abc import Sequence  # noqa: E402
 
 from stagekeeper.cli import later  # noqa: E402
 from stagekeeper.cli.exits import ExitCode  # noqa: E402
-from stagekeeper.cli.stdout import leave_stdout  # noqa: E402
+from stagekeeper.cli.stdout import (  # noqa: E402
+    escape_what_has_no_letter,
+    leave_stdout,
+    open_what_is_closed,
+)
 
 raise_again()  # `run` catches it
 
@@ -25,6 +29,8 @@ DEBUG_FLAG = "--debug"
 
 def main() -> None:
     """Run the command line of this process, and end it."""
+    open_what_is_closed()
+    escape_what_has_no_letter()
     code = run(sys.argv[1:])
     end_quietly()
     sys.exit(code)

@@ -41,4 +41,5 @@ def events(
         endpoint,
         lambda client: events_shown(client, name, last=last, follow=follow, as_json=is_json),
         insecure=insecure,
+        ends_with_reader=follow,
     )

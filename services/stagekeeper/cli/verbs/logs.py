@@ -50,4 +50,9 @@ def logs(
         last_lines=lines,
         follow=follow,
     )
-    ask(endpoint, lambda client: logs_shown(client, choice), insecure=insecure)
+    ask(
+        endpoint,
+        lambda client: logs_shown(client, choice),
+        insecure=insecure,
+        ends_with_reader=follow,
+    )
