@@ -93,6 +93,29 @@ async def test_absent_supervisor_is_said_after_the_patience_with_what_to_do():
         assert caught.value.reason == "UNREACHABLE"
 
 
+async def test_who_answers_and_is_no_supervisor_is_said_to_be_none_and_waited_out(supervisor):
+    """A proxy may have nothing behind it for a while, and another program the port."""
+    stranger = grpc.aio.server()
+    port = stranger.add_insecure_port("127.0.0.1:0")
+    await stranger.start()
+    address = f"127.0.0.1:{port}"
+    async with Client(address, patience_s=0.2) as client:
+        with pytest.raises(sdk.SupervisorUnreachable, match="is no supervisor") as caught:
+            await client.list()
+        assert caught.value.never_ran
+        assert f"at {address}" in caught.value.message
+        assert not await client.synced(timeout=0.1)
+        with pytest.raises(sdk.SupervisorUnreachable, match="UNIMPLEMENTED"):
+            await asyncio.wait_for(client.call("m", "e", timeout=30), 15)
+
+        await stranger.stop(None)
+        successor = await SupervisorServer().start(address)
+        try:
+            assert await client.synced(timeout=20)
+        finally:
+            await successor.stop()
+
+
 async def test_program_without_logging_hears_nothing_of_the_watch():
     program = """
 import asyncio

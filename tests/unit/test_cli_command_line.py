@@ -330,3 +330,16 @@ def test_up_refuses_flags_before_it_starts_or_writes_anything(flag, words, short
 def test_agent_refuses_an_empty_name_and_a_missing_folder(flag, words, tmp_path, capsys):
     assert run(["agent", f"--state-dir={tmp_path}", flag]) == ExitCode.USAGE
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ("127.0.0.1:0", "--endpoint '127.0.0.1:0' has no port from 1 to 65535"),
+        ("http://127.0.0.1:7070", "--endpoint: address 'http://127.0.0.1:7070' is not host:port"),
+        ("127.0.0.1:٧٠", "is not host:port"),
+    ],
+)
+def test_endpoint_that_cannot_be_meant_ends_with_the_usage_code(endpoint, said, capsys):
+    assert run(["status", "--endpoint", endpoint]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err

@@ -33,6 +33,15 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 _GONE = (UNREACHABLE, CONNECTION_LOST, "DRAINING")
+_STRANGERS_CODES = (
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+"""A supervisor gives no error without a reason. With these somebody else has answered: another
+program, or a proxy that has no supervisor behind it just now."""
 _WHAT_TO_DO = "start the supervisor, or check the endpoint (--endpoint)"
 
 
@@ -163,6 +172,8 @@ class SupervisorLink:
 
     def _failed(self, link: Link, error: grpc.RpcError) -> StagekeeperError:
         failure = from_rpc(error, where=f"the supervisor at {self.endpoint}")
+        if not failure.reason and failure.code in _STRANGERS_CODES:
+            return self._met_a_stranger(link, failure)
         if failure.reason not in _GONE:
             if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
                 # Nobody said anything: the connection may be dead without a word.
@@ -181,6 +192,16 @@ class SupervisorLink:
             retry_after_s=failure.retry_after_s,
             next_move=_WHAT_TO_DO,
         )
+
+    def _met_a_stranger(self, link: Link, failure: StagekeeperError) -> SupervisorUnreachable:
+        self._pool.drop(link)
+        assert failure.code is not None
+        self.last_failure = (
+            f"who answers at {self.endpoint} is no supervisor, or one of another release "
+            f"({failure.code.name}: {failure.message})"
+        )
+        self.is_refused = True  # as good as: it took no question
+        return self.unanswered()
 
     def _silent(self, link: Link, silence_s: float | None) -> SupervisorUnreachable:
         # The transport may be alive, and answer pings, before a supervisor that is not.

@@ -41,7 +41,8 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: it is not of that form.
     """
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not separator or not host or "/" in host or not is_number or int(port) > 65535:
         raise ValueError(f"address {address!r} is not host:port")
     return host.strip("[]"), int(port)
 

@@ -124,6 +124,7 @@ def _of_a_server(error: Exception) -> CliError | None:
 def _of_the_client(error: Exception) -> CliError | None:
     from stagekeeper.cli.spec_files import bad_specs
     from stagekeeper.client.errors import (
+        BadEndpoint,
         BadRequest,
         Bug,
         EndpointRaised,
@@ -152,6 +153,8 @@ def _of_the_client(error: Exception) -> CliError | None:
             f"{first_line(error.message)} (--debug shows the remote traceback)",
             debug=error.remote_traceback,
         )
+    if isinstance(error, BadEndpoint):
+        return CliError(ExitCode.USAGE, f"--{error.message}")
     if isinstance(error, BadRequest) and error.violations:
         problems = [f"{path}: {problem}" if path else problem for path, problem in error.violations]
         return _listed(ExitCode.FAILED, "the request is refused", problems)
