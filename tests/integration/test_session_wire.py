@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from stagekeeper.agent.authority import Authority
 from stagekeeper.agent.identity import AgentIdentity
 from stagekeeper.agent.session import Session
 from stagekeeper.agent.settings import AgentSettings
-from stagekeeper.agent.transport import GrpcTransport
+from stagekeeper.agent.transport import CallFailed, GrpcTransport
 from stagekeeper.agent.worker_slice import WorkerSlice
 from stagekeeper.client import Client
 from stagekeeper.core.ids import (
@@ -163,6 +164,17 @@ async def test_recovery_U33_storm_of_resets_leaves_files_and_tasks_flat(tmp_path
         assert files_after <= files + 10
         assert tasks_after <= tasks + 4
         assert len(proxy.established) == 1
+
+
+async def test_who_answers_and_is_no_supervisor_is_said_to_be_none() -> None:
+    stranger = grpc.aio.server()
+    port = stranger.add_insecure_port("127.0.0.1:0")
+    await stranger.start()
+    try:
+        with pytest.raises(CallFailed, match="is no supervisor, .* check --endpoint"):
+            await GrpcTransport(f"127.0.0.1:{port}").find_supervisor(10.0)
+    finally:
+        await stranger.stop(None)
 
 
 async def test_waits_between_reconnects_are_jittered(tmp_path: Path) -> None:

@@ -95,7 +95,16 @@ class GrpcTransport:
         async with grpc.aio.insecure_channel(self._endpoint, options=CLIENT_OPTIONS) as channel:
             stub = discovery_grpc.DiscoveryServiceStub(channel)
             request = discovery_pb2.GetSupervisorRequest()
-            return await _answered(stub.GetSupervisor(request, timeout=timeout_s))
+            try:
+                return await _answered(stub.GetSupervisor(request, timeout=timeout_s))
+            except CallFailed as failed:
+                if failed.code != "UNIMPLEMENTED" or failed.reason:
+                    raise
+                raise CallFailed(
+                    "who answers there is no supervisor, or one of another release: check "
+                    f"--endpoint ({failed})",
+                    code=failed.code,
+                ) from None
 
     def connect(self, address: str) -> GrpcLink:
         return GrpcLink(address)
