@@ -171,7 +171,7 @@ async def test_who_answers_and_is_no_supervisor_is_said_to_be_none() -> None:
     port = stranger.add_insecure_port("127.0.0.1:0")
     await stranger.start()
     try:
-        with pytest.raises(CallFailed, match="is no supervisor, .* check --endpoint"):
+        with pytest.raises(CallFailed, match=r"is no supervisor, .* check --endpoint"):
             await GrpcTransport(f"127.0.0.1:{port}").find_supervisor(10.0)
     finally:
         await stranger.stop(None)
