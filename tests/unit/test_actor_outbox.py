@@ -170,6 +170,17 @@ async def test_small_things_that_a_frozen_end_still_takes_are_no_sign_of_life():
     await link._channel.close()
 
 
+async def test_a_connection_that_is_closed_before_it_began_has_broken_too():
+    link = a_link([])
+    link.open()
+
+    await link.close()
+
+    with pytest.raises(ConnectionError, match="it was closed"):
+        await asyncio.wait_for(link.connected(), 10.0)
+    assert link.is_broken
+
+
 async def test_a_call_is_whole_on_its_way():
     link = a_link([])
 

@@ -205,6 +205,8 @@ class Link:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            if not self.is_broken:  # it had not begun
+                await self._end("it was closed")
 
     def look(self, now: float) -> None:
         """Send a sign of life, and judge the other end's silence; called several times a lease."""
@@ -232,10 +234,13 @@ class Link:
         try:
             why = await self._stay()
         finally:
-            self._is_up = False
-            self._outbox.close()
-            self._broke(why)
-            await self._channel.close()
+            await self._end(why)
+
+    async def _end(self, why: str) -> None:
+        self._is_up = False
+        self._outbox.close()
+        self._broke(why)
+        await self._channel.close()
 
     async def _stay(self) -> str:
         """Talk until the other end is gone, as far as can be known from here; return why."""
