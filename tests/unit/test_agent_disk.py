@@ -140,6 +140,28 @@ def test_each_life_is_one_above_the_last(tmp_path):
     assert len({it.host_id for it in lives}) == 1
 
 
+def test_life_that_was_refused_is_followed_by_one_of_its_number(tmp_path):
+    path = tmp_path / "identity.json"
+
+    def life() -> AgentIdentity:
+        return AgentIdentity.next_life(path, WorkerId("w"), recorded_incarnation=0)
+
+    assert [life().incarnation for _ in range(2)] == [1, 2]
+    for _ in range(2):
+        refused = life()
+        assert refused.incarnation == 3
+        refused.note_refusal()
+    taken = life()
+    taken.note_refusal()
+    taken.note_epoch(Epoch(1, "a"))
+    assert life().incarnation == 4
+    risen = life()
+    risen.note_refusal()
+    risen.rise_above(7)
+    assert life().incarnation == 9
+    assert life().highest_epoch == Epoch(1, "a")
+
+
 def test_incarnation_is_above_the_records_too(tmp_path):
     identity = AgentIdentity.next_life(tmp_path / "i", WorkerId("w"), recorded_incarnation=8)
 

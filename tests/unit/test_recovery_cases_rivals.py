@@ -266,6 +266,23 @@ async def test_recovery_R28_equal_incarnations_do_not_take_turns(world: World) -
     assert world.b.authority.reign is None
 
 
+async def test_agent_that_is_refused_does_not_outdo_the_living_one_by_being_started_again(
+    world: World,
+) -> None:
+    """Two containers of one host name, say, of which the second is always restarted."""
+    world.a.start()
+    await world.goes_on(1.0)
+    world.b.start()
+    for _ in range(3):
+        await world.goes_on(1.0)
+        await world.b.stop()
+        world.b.start()
+    await world.goes_on(1.0)
+
+    assert world.supervisor.owners == [(1, world.a.address)]
+    assert not world.a.has_ended
+
+
 @pytest.mark.parametrize("newer_first", [False, True])
 async def test_recovery_R28_higher_incarnation_owns_and_the_lower_has_no_say(
     world: World, newer_first: bool

@@ -1,7 +1,9 @@
 """Who the agent is over its lives: its incarnation, and the highest reign that it has obeyed.
 
 Both are on disk before they are used: an incarnation before anybody hears of it, an epoch before a
-command of that reign is obeyed. Invariant: neither ever goes down.
+command of that reign is obeyed. A life that was refused, since a living agent has its worker id,
+does not count: else a second agent of that id would outdo the first by being started again.
+Invariant: neither ever goes down.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class _File(msgspec.Struct, frozen=True):
     host_id: str
     incarnation: int
     highest_epoch: Epoch
+    is_refused: bool = False
 
 
 class IdentityUnreadable(Exception):
@@ -45,6 +48,7 @@ class AgentIdentity:
         self._path = path
         self._incarnation = incarnation
         self._highest_epoch = epoch
+        self._is_refused = False
 
     @property
     def incarnation(self) -> int:
@@ -69,7 +73,7 @@ class AgentIdentity:
             IdentityUnreadable: the file is there and cannot be read.
         """
         found = _read(path)
-        last = max(found.incarnation if found else 0, recorded_incarnation)
+        last = max(found.incarnation - found.is_refused if found else 0, recorded_incarnation)
         identity = cls(
             path,
             worker_id,
@@ -86,15 +90,21 @@ class AgentIdentity:
             self._write(incarnation + 1, self._highest_epoch)
 
     def note_epoch(self, epoch: Epoch) -> None:
-        """Remember a reign before it is obeyed; a lower one than the highest changes nothing."""
-        if epoch > self._highest_epoch:
-            self._write(self._incarnation, epoch)
+        """Remember a reign before it is obeyed; a lower one than the highest is not the highest."""
+        if epoch > self._highest_epoch or self._is_refused:
+            self._write(self._incarnation, max(epoch, self._highest_epoch))
 
-    def _write(self, incarnation: int, highest_epoch: Epoch) -> None:
-        """Put both on disk, and only then believe them."""
-        file = _File(self.worker_id, self.host_id, incarnation, highest_epoch)
+    def note_refusal(self) -> None:
+        """Remember that this life was refused before a living agent; the next has its number."""
+        if not self._is_refused:
+            self._write(self._incarnation, self._highest_epoch, is_refused=True)
+
+    def _write(self, incarnation: int, highest_epoch: Epoch, *, is_refused: bool = False) -> None:
+        """Put all on disk, and only then believe it."""
+        file = _File(self.worker_id, self.host_id, incarnation, highest_epoch, is_refused)
         write_durably(self._path, msgspec.json.encode(file))
         self._incarnation, self._highest_epoch = incarnation, highest_epoch
+        self._is_refused = is_refused
 
 
 def _read(path: Path) -> _File | None:

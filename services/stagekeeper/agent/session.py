@@ -326,6 +326,7 @@ class Session:
         """Say what a refused registration means for the next attempt."""
         if error.reason == Reason.STALE_INCARNATION and error.retry_after_s > 0:
             # The other one lives: with locks in another folder it does not know of this one.
+            self._identity.note_refusal()
             return SessionLost(str(error), error.retry_after_s)
         if error.reason == Reason.STALE_INCARNATION:
             highest = error.metadata.get("highest_incarnation", "")
