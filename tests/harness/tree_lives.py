@@ -105,6 +105,12 @@ class Lives:
             for rank in it["failure"]["ranks"]
         }
         """Ranks of which somebody was told that they make no progress."""
+        self.raised_of = {
+            (it["mesh_id"], failure_id)
+            for it in by_what["respawn failed"]
+            for failure_id in it["ids"]
+        }
+        """(mesh, failure) that a respawn raised: the end of a process is one of each mesh in it."""
         self.overdue = {one for it in by_what["stopped"] for one in it["overdue"]}
         self.respawns_failed = {
             (it["actor"], it["mesh_id"], rank)

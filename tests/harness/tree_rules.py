@@ -201,7 +201,7 @@ def told_by_one_way(lives: Lives) -> None:
     for it in lives.told:
         failure = it["failure"]
         if failure["kind"] == "INIT_RAISED" and failure["mesh_id"] in meshes:
-            assert failure["id"] not in lives.raised_by_respawns, (
+            assert (failure["mesh_id"], failure["id"]) not in lives.raised_of, (
                 f"told and raised by respawn: {failure}"
             )
         if failure["mesh_id"] in meshes or failure["kind"] not in _OF_A_PROCESS:
@@ -255,7 +255,8 @@ def calls_end(lives: Lives, calls: list[Call]) -> None:
         if lives.evidence.frozen and not actors:
             continue  # its process stopped before it was born
         assert actors, f"{call} waits for a mesh of which nothing was born"
-        if any(lives.is_touched_by(it, lives.evidence.frozen) for it in actors):
+        others = latest[call.mesh_id].values()  # it may wait for these as well
+        if any(lives.is_touched_by(it, lives.evidence.frozen) for it in (*actors, *others)):
             continue
         for actor in actors:
             assert lives.is_alive(actor), f"{call} outlives {lives.name(actor)}"

@@ -123,8 +123,8 @@ def run(program: Callable[[Host], Coroutine[Any, Any, None]], seed: int) -> None
                     loop.run_until_complete(process.bury())
 
 
-def try_trees(chance: random.Random, seed: int) -> None:
-    ops = draw_ops(chance, 14)
+def try_trees(chance: random.Random, seed: int, *, most: int = 14, depth: int = 2) -> None:
+    ops = draw_ops(chance, most, depth=depth)
     if currently_in_test_context():
         note(f"seed {seed}: {ops}")
     logging.disable(logging.CRITICAL)
@@ -159,6 +159,21 @@ def test_every_failure_is_settled_once_and_nothing_outlives_its_owner(
 @pytest.mark.parametrize("seed", FAILED_ONCE)
 def test_so_it_is_in_trees_that_once_were_otherwise(seed: int) -> None:
     try_trees(random.Random(seed), seed)
+
+
+@pytest.mark.parametrize("seed", [79, 339, 527])
+def test_so_it_is_in_large_trees_that_once_were_otherwise(seed: int) -> None:
+    try_trees(random.Random(seed), seed, most=60, depth=3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+def test_so_it_is_in_large_trees() -> None:
+    for seed in range(500):
+        try:
+            try_trees(random.Random(seed), seed, most=60, depth=3)
+        except Exception as error:
+            raise AssertionError(f"with random.Random({seed}) and seed {seed}") from error
 
 
 @pytest.mark.soak
