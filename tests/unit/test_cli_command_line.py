@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from stagekeeper.cli.calling import call_shown
 from stagekeeper.cli.exits import CliError, ExitCode
 from stagekeeper.cli.explain import explain
 from stagekeeper.cli.main import run
-from stagekeeper.cli.serving import allowed_entrypoints
+from stagekeeper.cli.serving import MOST_FILES, allowed_entrypoints, raise_file_limit
 from stagekeeper.client import (
     Client,
     DeadlineExceeded,
@@ -343,3 +344,15 @@ def test_agent_refuses_an_empty_name_and_a_missing_folder(flag, words, tmp_path,
 def test_endpoint_that_cannot_be_meant_ends_with_the_usage_code(endpoint, said, capsys):
     assert run(["status", "--endpoint", endpoint]) == ExitCode.USAGE
     assert said in capsys.readouterr().err
+
+
+def test_a_supervisor_opens_as_many_files_as_it_may():
+    """A thousand workers and readers are more than the usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1024), hard))
+    try:
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -7,6 +7,7 @@ key is never renamed.
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 ALL: Final = ("*",)
+MOST_FILES: Final = 2**20
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may.
+
+    Each worker and each reader holds a connection, and the usual limit of 1024 is one for programs
+    that nobody connects to: above it connections are taken by the kernel and never answered. Not
+    for agents: what they start would inherit it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid: int) -> None:
@@ -29,6 +44,8 @@ def serve_supervisor(settings: SupervisorSettings, *, log_level: str, parent_pid
     from stagekeeper.supervisor.app import Supervisor
     from stagekeeper.supervisor.lifetime import SteppedDown, run
     from stagekeeper.supervisor.standby import Waiting
+
+    raise_file_limit()
 
     async def service(stop: asyncio.Event) -> None:
         def stands_by(waiting: Waiting) -> None:
