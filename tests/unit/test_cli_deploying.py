@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stagekeeper.cli import deploying
-from stagekeeper.cli.deploying import Creation, awaited_line, deploy_shown
+from stagekeeper.cli.deploying import Creation, awaited_line, delete_shown, deploy_shown
 from stagekeeper.core.workers import awaited_view
 from stagekeeper.v1 import deployment_service_pb2 as pb2
 from stagekeeper.v1 import types_pb2 as types
@@ -68,3 +68,32 @@ async def test_a_creation_that_is_held_says_for_whom(workers, is_told, monkeypat
     told = capsys.readouterr().out.splitlines()
     assert (f"m: {LINE}" in told) is is_told
     assert told[-2] == "m: starting replica 0"
+
+
+class DeletingClient:
+    """What it deletes had a stage on each of two workers, of which one is given up on."""
+
+    async def get(self, name: str) -> pb2.Deployment:
+        shards = [pb2.RoutedShard(worker_id=it) for it in ("here", "away")]
+        return pb2.Deployment(name=name, replicas=[pb2.Replica(shards=shards)])
+
+    async def delete(self, name: str, *, timeout: float) -> None:
+        pass
+
+    async def workers(self) -> pb2.ListWorkersResponse:
+        states = {"here": types.WORKER_STATE_ALIVE, "away": types.WORKER_STATE_LOST}
+        workers = [pb2.Worker(worker_id=it, state=states[it]) for it in states]
+        return pb2.ListWorkersResponse(workers=workers)
+
+
+async def test_a_deletion_says_what_may_run_on_where_nobody_could_be_told(capsys):
+    client: Any = DeletingClient()
+
+    await delete_shown(client, "m")
+
+    told = capsys.readouterr().out.splitlines()
+    assert [line for line in told if "may run on" in line] == [
+        "m: 1 stage may run on: worker away is LOST; they are stopped when it is back, or by "
+        "`stagekeeper stages --local` there"
+    ]
+    assert told[-1] == "m: deleted"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,7 +34,12 @@ from stagekeeper.v1.deployment_service_pb2 import (
     Deployment,
     ListWorkersResponse,
 )
-from stagekeeper.v1.types_pb2 import HOLD_REASON_RECOVERING, DeploymentSpec, StageProgress
+from stagekeeper.v1.types_pb2 import (
+    HOLD_REASON_RECOVERING,
+    WORKER_STATE_LOST,
+    DeploymentSpec,
+    StageProgress,
+)
 
 DEFAULT_STOP_BUDGET_S: Final = 10.0
 DELETE_SLACK_S: Final = 60.0
@@ -188,11 +194,29 @@ async def delete_shown(client: Client, name: str, *, timeout: float | None = Non
         NotFound: there is no such deployment.
         DeadlineExceeded: it is not gone yet, and goes on.
     """
+    before = await client.get(name)
     if timeout is None:
-        timeout = delete_timeout_s((await client.get(name)).spec)
+        timeout = delete_timeout_s(before.spec)
     async with _beside(_tell_what_is_left(client, name)):
         await client.delete(name, timeout=timeout)
+    for line in await _what_may_run_on(client, before):
+        say(f"{name}: {line}")
     say(f"{name}: deleted")
+
+
+async def _what_may_run_on(client: Client, before: Deployment) -> list[str]:
+    """Say which workers had some of a deployment and are given up on: nobody was told there."""
+    counts = Counter(shard.worker_id for replica in before.replicas for shard in replica.shards)
+    try:
+        workers = (await client.workers()).workers if counts else ()
+    except StagekeeperError:
+        return []
+    return [
+        f"{count(counts[it.worker_id], 'stage')} may run on: worker {it.worker_id} is LOST; they "
+        "are stopped when it is back, or by `stagekeeper stages --local` there"
+        for it in workers
+        if it.worker_id in counts and it.state == WORKER_STATE_LOST
+    ]
 
 
 def delete_timeout_s(spec: DeploymentSpec) -> float:
