@@ -46,7 +46,7 @@ class Link:
     def call(self, caller: object, call: asyncio.Future[Payload], *_: object) -> None:
         call.set_result(Payload())
 
-    async def StopActor(self, request: pb.StopActorRequest, timeout: float) -> Any:
+    async def StopActor(self, request: pb.StopActorRequest, timeout: float = 0.0) -> Any:
         return self._answer
 
     def attach(self, caller: object) -> None: ...
@@ -145,3 +145,19 @@ async def test_where_a_rank_is_can_be_asked_while_another_one_is_on_its_way():
     assert not asked[1].done()
     mesh.ranks[2].up(cast(Any, Link()), "c", Place("h:1", "p"))
     assert [it.actor_id for it in await asyncio.wait_for(asked[1], 10.0)] == ["a", "b", "c"]
+
+
+async def test_what_the_late_end_of_an_earlier_life_says_is_nothing_of_the_next():
+    told: list[MeshFailure] = []
+    answer = pb.StopActorResponse(cleanup_failure=failure_to_proto(FAILURE))
+    mesh = a_mesh(told, Link(answer))
+    (rank,) = mesh.ranks
+    place, rank.actor_id = Place("h:1", "p"), "a"
+
+    rank.renew()
+    await mesh._stops.end_late(rank, place, "a")
+
+    assert (told, rank.failure) == ([], None)
+    rank.actor_id = "b"
+    await mesh._stops.end_late(rank, place, "b")
+    assert told == [rank.failure]

@@ -98,7 +98,12 @@ class RankStops:
             answer = await link.actors.StopActor(self._request(place, actor_id, 0.0))
         except (grpc.RpcError, ConnectionError):
             return
-        for problem in self.heard(rank, answer):
+        if rank.actor_id == actor_id:
+            problems = self.heard(rank, answer)
+        else:  # what is said of an earlier life is nothing of the one that is there
+            said = answer.HasField("cleanup_failure")
+            problems = [failure_from_proto(answer.cleanup_failure)] if said else []
+        for problem in problems:
             _log.warning("%s ended late: %s", rank.name, problem.summary)
 
     def heard(self, rank: ActorRank, answer: pb.StopActorResponse) -> list[MeshFailure]:
