@@ -68,6 +68,7 @@ class Lives:
             by_what[it["what"]].append(it)
         self.by_what = by_what
         self.born = {it["actor"]: it for it in by_what["born"]}
+        self.meshes = {it["mesh_id"] for it in by_what["born"]}
         self.last_life = {(it["mesh_id"], it["rank"]): it["life"] for it in by_what["born"]}
         self.ended = {it["actor"] for it in by_what["cleans up"]}
         self.hurt = evidence.hurt | {it["process"] for it in by_what["leaves"]}

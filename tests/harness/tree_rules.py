@@ -173,13 +173,15 @@ _OF_A_PROCESS = ("EXITED", "SIGNALED", "GONE")
 def asked_is_no_failure(lives: Lives) -> None:
     """Of what was asked to end, and was not hurt, nobody is told that it ended."""
     asked: set[str] = set()
-    hurt = set(lives.evidence.hurt)
+    hurt, hurt_itself = set(lives.evidence.hurt), set(lives.evidence.hurt)
     is_over = False
     for it in lives.notes:  # what was killed when it was asked to end already is no failure either
         if it["what"] == "asks":
-            asked.add(it["mesh_id"])
+            asked |= {it["mesh_id"], *it.get("places", ())}
         if it["what"] == "kills" and lives.meshes_in(it["process"]) <= asked:
             hurt.discard(it["process"])
+        if it["what"] == "kills" and it["process"] in asked:
+            hurt_itself.discard(it["process"])
     asked.clear()
     for it in lives.notes:
         if it["what"] == "asks":
@@ -190,7 +192,9 @@ def asked_is_no_failure(lives: Lives) -> None:
         for one in (it["failure"], *it["failure"]["causes"]):
             if "by its owner" in one["message"]:
                 continue  # it was another owner's, and who is told had not asked for it
-            if one["kind"] in _OF_A_PROCESS and not lives.is_hurt(one["instance_id"], hurt):
+            is_actor = one["mesh_id"] in lives.meshes
+            was_hurt = lives.is_hurt(one["instance_id"], hurt if is_actor else hurt_itself)
+            if one["kind"] in _OF_A_PROCESS and not was_hurt:
                 what = f"{one['kind']} of {one['mesh']}{one['ranks']}, which was asked to end"
                 assert not (is_over or one["mesh_id"] in asked), f"told: {what}"
 

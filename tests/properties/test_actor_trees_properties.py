@@ -161,7 +161,7 @@ def test_so_it_is_in_trees_that_once_were_otherwise(seed: int) -> None:
     try_trees(random.Random(seed), seed)
 
 
-@pytest.mark.parametrize("seed", [79, 339, 527])
+@pytest.mark.parametrize("seed", [79, 339, 527, 2076])
 def test_so_it_is_in_large_trees_that_once_were_otherwise(seed: int) -> None:
     try_trees(random.Random(seed), seed, most=60, depth=3)
 
