@@ -137,3 +137,38 @@ def test_address_that_can_be_listened_at_has_no_problem_and_stays_free():
         pass
     assert listen_problem("127.0.0.1:0") is None
     assert listen_problem("192.0.2.1:7070") is not None, "of no machine (RFC 5737)"
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_proxy_that_says_it_has_nobody_behind_it_is_vacant(status):
+    def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    async with listener(say) as endpoint:
+        assert await look(endpoint, LONG_S) == Vacant(is_refused=False)
+
+
+@pytest.mark.parametrize(("status", "is_vacant"), [("503", True), ("429", False)])
+async def test_proxy_that_says_so_in_http2_is_vacant_too(status, is_vacant):
+    """Its frames: SETTINGS, and HEADERS that end the stream, `:status` as a literal (RFC 7541)."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        headers = b"\x08" + bytes([len(status)]) + status.encode()
+        settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+        writer.write(settings)
+        seen = await reader.read(65_536)
+        while len(seen) < 100:  # more than a knock: a request is in it, or follows
+            if not (more := await reader.read(65_536)):
+                break
+            seen += more
+        else:
+            acknowledged = bytes((0, 0, 0, 4, 1, 0, 0, 0, 0))
+            frame = len(headers).to_bytes(3, "big") + bytes((1, 5, 0, 0, 0, 1)) + headers
+            writer.write(acknowledged + frame)
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        found = await look(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", 5.0)
+    assert isinstance(found, Vacant) is is_vacant, found

@@ -1,9 +1,10 @@
 """One look at an address: a supervisor answers, nobody is there, or it cannot be told.
 
-Decided here: what counts as whose silence. Only a refused connection, or one that is closed before
-a byte came, says that nobody is there: a stopped or busy process keeps its connections open, since
-its kernel accepts them. So the look knocks by hand first: gRPC reports a peer that is frozen and
-one that is gone with the same code. Not decided here: what follows.
+Decided here: what counts as whose silence. Only a refused connection, one that is closed before a
+byte came, or a proxy's word that it has nobody behind it (502 to 504) says that nobody is there: a
+stopped or busy process keeps its connections open, since its kernel accepts them. So the look
+knocks by hand first: gRPC reports a peer that is frozen and one that is gone with the same code.
+Not decided here: what follows.
 
 Invariant: a look ends within twice its time limit, and leaves no connection.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +33,11 @@ from stagekeeper.wire.transport import CLIENT_OPTIONS
 _KNOCK: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _HEADER_BYTES: Final = 9
 _SETTINGS: Final = 4
+_HTTP1: Final = b"HTTP/1."
+_HTTP1_BYTES: Final = len("HTTP/1.1 503")
+_NOBODY_BEHIND: Final = ("502", "503", "504")
+_HTTP2_STATUS: Final = re.compile(r"http2 header with status: (\d+)")
+"""What gRPC says of an answer that is HTTP and not gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,11 @@ async def look(address: str, timeout_s: float) -> Found:
             found = await _knock(address)
     except TimeoutError:
         return Silent(f"no answer within {timeout_s:g} s")
-    return found or await ask(address, timeout_s)
+    if found is not None:
+        return found
+    found = await ask(address, timeout_s)
+    status = _HTTP2_STATUS.search(found.why) if isinstance(found, Silent) else None
+    return Vacant(is_refused=False) if status and status[1] in _NOBODY_BEHIND else found
 
 
 async def ask(address: str, timeout_s: float) -> Found:
@@ -123,8 +134,8 @@ async def _exchange(connection: socket.socket) -> Found | None:
     head = b""
     try:
         await loop.sock_sendall(connection, _KNOCK)
-        while len(head) < _HEADER_BYTES:
-            more = await loop.sock_recv(connection, _HEADER_BYTES - len(head))
+        while len(head) < (_HTTP1_BYTES if head.startswith(_HTTP1) else _HEADER_BYTES):
+            more = await loop.sock_recv(connection, _HTTP1_BYTES - len(head))
             if not more:
                 break
             head += more
@@ -132,7 +143,10 @@ async def _exchange(connection: socket.socket) -> Found | None:
         pass
     if not head:
         return Vacant(is_refused=False)
-    if len(head) == _HEADER_BYTES and head[3] == _SETTINGS:
+    if head.startswith(_HTTP1):
+        if head[-3:].decode(errors="replace") in _NOBODY_BEHIND:
+            return Vacant(is_refused=False)
+    elif len(head) >= _HEADER_BYTES and head[3] == _SETTINGS:
         return None
     return Stranger(f"it does not speak HTTP/2 (it said {head!r})")
 
