@@ -8,6 +8,7 @@ for. Not decided here: whether a verb ends with its reader (those that ask do) o
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import sys
 
@@ -33,7 +34,9 @@ def escape_what_has_no_letter() -> None:
     r"""Print characters that stdout's encoding has none for as `\uXXXX`, as JSON reads them too."""
     codecs.register_error(_ESCAPING, _escaped)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors=_ESCAPING)
+        # Where the descriptor was replaced under the stream, it may not be set anew.
+        with contextlib.suppress(OSError):
+            sys.stdout.reconfigure(errors=_ESCAPING)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
