@@ -141,6 +141,15 @@ async def test_what_its_start_raised_says_more_than_how_it_ended(world):
     assert failure.origin.phase is Phase.MEASURE
 
 
+async def test_phase_that_a_process_had_no_time_to_tell_of_is_the_one_that_it_died_in(world):
+    world.says(types_pb2.SHARD_STATE_STARTING, phase=types_pb2.PHASE_MEASURE)
+    note_phase(world.directory.run_dir(world.stage.instance_id), Phase.ALLOCATE)
+
+    (failure,) = await world.ends(signal=9)
+
+    assert failure.origin.phase is Phase.ALLOCATE and "in ALLOCATE" in failure.message
+
+
 async def test_process_that_was_never_heard_left_word_of_its_phase(world):
     """startup-15"""
     note_phase(world.directory.run_dir(world.stage.instance_id), Phase.LOAD)

@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from stagekeeper.wire.stable_endpoint import GRPC_SCHEMES
 from stagekeeper.wire.transport import SERVER_OPTIONS
 
 AddServicer = Callable[[grpc.aio.Server], None]
@@ -35,14 +36,15 @@ class EndsStreams(Protocol):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`; IPv6 hosts stand in brackets.
+    """Split `host:port`; IPv6 hosts stand in brackets. Of a name for gRPC the host is all before.
 
     Raises:
         ValueError: it is not of that form.
     """
     host, separator, port = address.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not separator or not host or "/" in host or not is_number or int(port) > 65535:
+    is_url = "/" in host and not host.startswith(GRPC_SCHEMES)
+    if not separator or not host or is_url or not is_number or int(port) > 65535:
         raise ValueError(f"address {address!r} is not host:port")
     return host.strip("[]"), int(port)
 

@@ -10,7 +10,7 @@ from typing import Final
 DEFAULT_ENDPOINT: Final = "127.0.0.1:7070"
 ENDPOINT_ENV: Final = "STAGEKEEPER_ENDPOINT"
 
-_SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
+GRPC_SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")
 """Of gRPC's names, https://github.com/grpc/grpc/blob/master/doc/naming.md"""
 
 
@@ -19,10 +19,10 @@ def endpoint_problem(endpoint: str) -> str:
 
     It is `host:port`, or a name that gRPC resolves by its scheme (`dns:…`, `unix:…`).
     """
-    if endpoint.startswith(_SCHEMES):
+    if endpoint.startswith(GRPC_SCHEMES):
         return ""
     host, separator, port = endpoint.rpartition(":")
-    if not host or not separator:
+    if not host or not separator or "/" in host:
         return f"{endpoint!r} is not host:port: write it as {DEFAULT_ENDPOINT}"
     if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
         return f"{endpoint!r} has no port from 1 to 65535: write it as {DEFAULT_ENDPOINT}"

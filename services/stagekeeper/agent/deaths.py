@@ -145,9 +145,10 @@ class Deaths:
         return failure
 
     def _learn_phase(self, stage: StageProcess) -> None:
-        """Ask the word that a process left, if it ended before it was heard."""
-        if stage.shard.phase is None and not stage.shard.ready_time:
-            stage.update(phase=self._records.noted_phase(stage.instance_id))
+        """Ask the word that a process left: it may have ended before its last one was heard."""
+        noted = self._records.noted_phase(stage.instance_id)
+        if noted is not None and not stage.shard.ready_time:
+            stage.update(phase=noted)
 
     def _enter(self, stage: StageProcess, failure: Failure) -> None:
         stage.fail(failure)
