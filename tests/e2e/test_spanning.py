@@ -321,6 +321,12 @@ async def test_recovery_R39_step_whose_answer_is_lost_is_asked_again_and_done_on
         spec = wide(cluster, front={"gate": str(gate), "gated_shard": 1})
         async with cluster.client() as client:
             await cluster.workers_alive(2, client)
+
+            async def are_dialled_back() -> bool:
+                return all(it.agent_reachable for it in (await client.workers()).workers)
+
+            # The answer to that must not be the one that is lost.
+            await wait_for(are_dialled_back, "both agents have answered their supervisor")
             if step == "RESERVE":
                 commands.swallow_reply()
             creation = asyncio.create_task(client.deploy(spec))

@@ -153,8 +153,9 @@ class FakeAgent(agent_service_pb2_grpc.AgentServiceServicer):
             operation.state = types_pb2.OPERATION_STATE_STARTING
             for phase in (types_pb2.PHASE_LOAD, types_pb2.PHASE_LOAD, types_pb2.PHASE_MEASURE):
                 yield _progress(request, phase)
-            self._put_shards(request, types_pb2.SHARD_STATE_STARTING, asked)
-            await self._report()
+            if operation.state == types_pb2.OPERATION_STATE_STARTING:  # nobody cancelled it since
+                self._put_shards(request, types_pb2.SHARD_STATE_STARTING, asked)
+                await self._report()
             if self.breaks:
                 self.breaks -= 1
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
