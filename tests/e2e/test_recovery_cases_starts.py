@@ -209,6 +209,11 @@ async def test_recovery_U11_failed_name_can_be_started_again_and_deleted(standin
 async def test_recovery_U12_failed_starts_leak_no_reservation(standing: Cluster) -> None:
     """Each takes 0.3 of a card: a leak of one of them would show at the fourth."""
     async with standing.client() as client:
+
+        async def is_all_free() -> bool:
+            (worker,) = (await client.workers()).workers
+            return [device.reserved_bytes for device in worker.devices] == [0, 0]
+
         for number in range(5):
             how = ("raise", "exit")[number % 2]
             name = f"broken-{number}"
@@ -216,8 +221,8 @@ async def test_recovery_U12_failed_starts_leak_no_reservation(standing: Cluster)
             spec["stages"].append(stage("never", "sample_stages:Echo", utilization=0.3))
             with pytest.raises(DeployFailed):
                 await client.deploy(spec)
-            (worker,) = (await client.workers()).workers
-            assert [device.reserved_bytes for device in worker.devices] == [0, 0]
+            # What the agent reports of its cards may come after what became of the start.
+            await wait_for(is_all_free, "nothing is reserved any more")
         whole = echo("whole", devices=[0], memory={"utilization": 1.0})
         await client.deploy(whole)
 

@@ -108,9 +108,14 @@ async def test_variable_that_a_call_sets_is_not_there_for_the_next():
 
 async def test_end_is_told_when_the_code_ends_and_not_when_its_caller_goes():
     workers = Workers("w", 1)
-    gate, ended = threading.Event(), threading.Event()
-    running = asyncio.create_task(workers.run(CallContext(), gate.wait, on_end=ended.set))
-    await asyncio.sleep(0)
+    began, gate, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def code() -> bool:
+        began.set()
+        return gate.wait()
+
+    running = asyncio.create_task(workers.run(CallContext(), code, on_end=ended.set))
+    await asyncio.to_thread(began.wait, 10)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     was_ended_early = ended.is_set()
