@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,14 +91,15 @@ def cluster(standing: StandingCluster) -> StandingCluster:
     return standing
 
 
-# Every second point in the short run: `test_agent_crash_points` takes an agent through all of them.
-@pytest.mark.parametrize(
-    "point",
-    [
+def _every_second(points: Sequence[str]) -> list[Any]:
+    """Leave the others to the long run: `test_agent_crash_points` takes an agent through all."""
+    return [
         pytest.param(point, marks=pytest.mark.soak if number % 2 else ())
-        for number, point in enumerate(START_POINTS)
-    ],
-)
+        for number, point in enumerate(points)
+    ]
+
+
+@pytest.mark.parametrize("point", _every_second(START_POINTS))
 async def test_each_agent_killed_during_a_start_goes_on_with_it(
     cluster: StandingCluster, point: str
 ) -> None:
@@ -124,14 +127,7 @@ async def _killed_and_whole(
     assert len(lost) <= (point in UNBORN), "a stage was started anew that lived"
 
 
-# As above: every second point in the short run.
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param(point, marks=pytest.mark.soak if number % 2 else ())
-        for number, point in enumerate(ROLLBACK_POINTS)
-    ],
-)
+@pytest.mark.parametrize("point", _every_second(ROLLBACK_POINTS))
 async def test_each_agent_killed_during_a_rollback_ends_it(
     cluster: StandingCluster, point: str
 ) -> None:

@@ -289,27 +289,35 @@ def _is_wanted(cluster: Cluster, start: ReplicaStart) -> bool:
 def _has_turn(cluster: Cluster, operation: Operation) -> bool:
     """Say whether a start may be handed out; one that may not goes on in `take_turns`."""
     ahead = start_ahead(cluster, operation)
-    waits_for = None if ahead is None else ahead.start.replica
-    if waits_for is None:
-        cluster.operations.waiting.pop(operation.operation_id, None)
-    else:
-        cluster.operations.waiting[operation.operation_id] = None
-    if waits_for != operation.waits_for:
-        operation.waits_for = waits_for
-        cluster.touched[operation.start.replica] = None
-    return waits_for is None
+    before, operation.waits_for = operation.waits_for, _replica_of(ahead)
+    _note(cluster, operation, cluster.operations.waiting, before, operation.waits_for)
+    return ahead is None
 
 
 def _note_before(cluster: Cluster, operation: Operation) -> None:
     """Note which start its agent has begun before, for as long as there is one."""
-    before = start_before(cluster, operation)
-    behind = None if before is None else before.start.replica
-    if behind is None:
-        cluster.operations.behind.pop(operation.operation_id, None)
+    first = start_before(cluster, operation)
+    before, operation.behind = operation.behind, _replica_of(first)
+    _note(cluster, operation, cluster.operations.behind, before, operation.behind)
+
+
+def _replica_of(operation: Operation | None) -> ReplicaKey | None:
+    return None if operation is None else operation.start.replica
+
+
+def _note(
+    cluster: Cluster,
+    operation: Operation,
+    held_back: dict[OperationId, None],
+    before: ReplicaKey | None,
+    now: ReplicaKey | None,
+) -> None:
+    """Keep an operation among those that another one holds back; a change is shown."""
+    if now is None:
+        held_back.pop(operation.operation_id, None)
     else:
-        cluster.operations.behind[operation.operation_id] = None
-    if behind != operation.behind:
-        operation.behind = behind
+        held_back[operation.operation_id] = None
+    if now != before:
         cluster.touched[operation.start.replica] = None
 
 
