@@ -90,6 +90,31 @@ async def test_cancelled_before_its_second_step_it_waits_for_what_it_cancels():
     assert order == ["child", "work", "work"], "the second child had not begun"
 
 
+async def test_cancelled_before_its_second_step_it_ends_what_it_awaits_before_itself():
+    order: list[str] = []
+
+    async def child() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            order.append("child")
+
+    async def work(running: asyncio.Task[None]) -> None:
+        try:
+            await running
+        finally:
+            order.append("work")
+
+    running = asyncio.create_task(child())
+    await asyncio.sleep(0)
+    task = begun(work(running))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+    assert order == ["child", "work"]
+
+
 async def test_cancelled_after_its_end_it_has_ended():
     async def work() -> None:
         return None

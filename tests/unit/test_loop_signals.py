@@ -11,8 +11,10 @@ async def main():
     heard = []
     loop = asyncio.get_running_loop()
     loop_signals.listen(loop, signal.SIGTERM, lambda: heard.append(1))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: heard.append(2))  # of the program's own
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
+    os.kill(child.pid, signal.SIGUSR1)
     child.terminate()
     child.join(10)
     await asyncio.sleep(0)
