@@ -35,8 +35,10 @@ def leave(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
 
 
 def _before_fork() -> None:
-    # What is sent to the child before it is on its own waits until it is.
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _heard)
+    # What is sent to the child before it is on its own waits until it is: of any number, since the
+    # program's own handlers share those sockets.
+    blocked = signal.valid_signals() if _heard else ()
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
 
 def _in_parent() -> None:
