@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stagekeeper.cli.exits import ExitCode
+from stagekeeper.cli.serving import MOST_FILES
 from tests.harness.cluster import Cluster
 from tests.harness.command_line import command_line, own_environment
 from tests.harness.waiting import wait_for
@@ -231,6 +234,18 @@ async def test_supervisor_and_agent_end_in_order_when_asked(cluster: Cluster) ->
     supervisor.send(signal.SIGINT)
     assert await supervisor.ended() == ExitCode.DONE
     assert "Traceback" not in agent.output + supervisor.output
+
+
+async def test_supervisor_may_have_more_connections_than_a_shell_gives_it_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with Cluster() as cluster:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        try:
+            supervisor = await cluster.start_supervisor()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        given, _ = psutil.Process(supervisor.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert given == (MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES))
 
 
 async def test_agent_that_finds_nobody_gives_up_when_told_to(short_folder: Path) -> None:
